@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from stages.optimize.base_model import Base, bytes_by_type, main_dtype, read_base
 from stages.optimize.calibration import calibration_digest
-from stages.optimize.shards import read_headers
+from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
-from stages.parts.model.safetensors import find_not_finite, read_header
+from stages.parts.model.safetensors import Tensor, find_not_finite
 from stages.parts.records.acquired import File, difference, files_digest
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import installed_version
@@ -127,8 +127,8 @@ def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]
     """
     try:
         bits = FORMATS[name].quantizer.verify(base, directory, parameters)
-        check_finite(directory)
-        tensors = read_headers(directory)
+        tensors = read_weights(directory)
+        check_finite(tensors.values())
     except (ValueError, DamagedModel) as error:
         raise QuantizationFailed(
             f"{name} made wrong weights from {base.architecture}: {error}",
@@ -139,8 +139,7 @@ def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]
     return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}
 
 
-def check_finite(directory: Path) -> None:
+def check_finite(tensors: Iterable[Tensor]) -> None:
     """Refuse, with ValueError, a floating-point tensor with NaN or infinity."""
-    for path in sorted(directory.glob("*.safetensors")):
-        if not_finite := find_not_finite(path, read_header(path).values()):
-            raise ValueError(f"{not_finite[0].name} holds NaN or infinity")
+    if not_finite := find_not_finite(tensors):
+        raise ValueError(f"{not_finite[0].name} holds NaN or infinity")

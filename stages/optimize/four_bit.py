@@ -26,7 +26,7 @@ from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import FLOATS, MAX_16_BIT_SHARE, Base
 from stages.optimize.calibration import KIND
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
-from stages.optimize.shards import check_stated, read_headers
+from stages.optimize.shards import check_stated, read_weights
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
@@ -123,7 +123,7 @@ class FourBit:
 
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
         """Check that the decoder's linear layers are packed, and that ``config.json`` agrees with them."""
-        bits = check_quantized(base, read_headers(directory), parameters["group_size"])
+        bits = check_quantized(base, read_weights(directory), parameters["group_size"])
         stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
         group_size = parameters["group_size"]
         check_stated(stated, {"quant_method": self.method, "bits": bits, "group_size": group_size})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import SIXTEEN_BIT as STORAGE
 from stages.optimize.base_model import FLOATS, SIXTEEN_BIT, Base
-from stages.optimize.shards import by_width, check_tensor, converted, layout, read_headers, write_config, write_index
+from stages.optimize.shards import by_width, check_tensor, converted, layout, read_weights, write_config, write_index
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import place_tree
@@ -50,7 +50,7 @@ class Fp16:
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:  # noqa: ARG002
         """Check that all tensors of the base are there, unchanged, or in bfloat16 if they are floating-point and the
         base is wider."""
-        tensors = read_headers(directory)
+        tensors = read_weights(directory)
         for name, original in base.tensors.items():
             dtype = original.dtype if base.dtype in SIXTEEN_BIT else _cast(original.dtype)
             check_tensor(tensors, name, dtype, original.shape)
@@ -66,10 +66,10 @@ def cast_file(source: Path, target: Path) -> None:
     in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
     entries = by_width((tensor.name, _cast(tensor.dtype), tensor.shape) for tensor in in_order)
     header, _ = layout(entries)
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with target.open("wb") as writer:
         writer.write(header)
         for name, dtype, _ in entries:
-            writer.writelines(converted(tensors[name], dtype, reader))
+            writer.writelines(converted(tensors[name], dtype))
 
 
 def _cast(dtype: str) -> str:

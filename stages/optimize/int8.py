@@ -23,7 +23,7 @@ from stages.optimize.shards import (
     check_tensor,
     converted,
     layout,
-    read_headers,
+    read_weights,
     write_config,
     write_index,
 )
@@ -161,16 +161,16 @@ def quantize_file(base: Base, source: Path, target: Path, quantized: Collection[
     written = by_width(sorted(entries(base, tensors, quantized)))
     header, starts = layout(written)
     types = {name: dtype for name, dtype, _ in written}
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with target.open("wb") as writer:
         writer.write(header)
         for tensor in tensors:
             writer.seek(starts[tensor.name])
             if tensor.name in quantized:
-                scales = quantize_tensor(tensor, reader, writer)
+                scales = quantize_tensor(tensor, writer)
                 writer.seek(starts[scale_name(tensor.name)])
                 writer.write(scales)
             else:
-                writer.writelines(converted(tensor, types[tensor.name], reader, BLOCK_BYTES))
+                writer.writelines(converted(tensor, types[tensor.name], BLOCK_BYTES))
 
 
 def entries(base: Base, tensors: Iterable[Tensor], quantized: Collection[str]) -> Iterable[Entry]:
@@ -193,7 +193,7 @@ def scale_name(weight: str) -> str:
     return f"{weight.removesuffix('weight')}{SCALE}"
 
 
-def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes:
+def quantize_tensor(tensor: Tensor, writer: BinaryIO) -> bytes:
     """Write the values of *tensor* in int8, in blocks of rows. Returns its scales in float32, one per row."""
     import numpy as np
     import torch
@@ -201,17 +201,16 @@ def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes
     from compressed_tensors.quantization.utils import calculate_qparams
 
     arguments = preset_name_to_scheme(SCHEME, ["Linear"]).weights
-    row_bytes = tensor.shape[1] * BITS[tensor.dtype] // 8
-    scales = []
-    for block in blocks(tensor, reader, max(1, BLOCK_BYTES // row_bytes) * row_bytes):
-        rows = torch.from_numpy(block.reshape(-1, tensor.shape[1]).astype(np.float32))
-        scale, zero = calculate_qparams(rows.amin(1, keepdim=True), rows.amax(1, keepdim=True), arguments)
+    row_bytes, scales = tensor.shape[1] * BITS[tensor.dtype] // 8, []
+    for block in rows(tensor, max(1, BLOCK_BYTES // row_bytes)):
+        values = torch.from_numpy(block.astype(np.float32))
+        scale, zero = calculate_qparams(values.amin(1, keepdim=True), values.amax(1, keepdim=True), arguments)
         if not torch.isfinite(scale).all():
             raise QuantizationFailed(
                 f"int8 cannot quantize {tensor.name}: it holds NaN or infinity",
                 hint="the publisher's file is damaged: try another --revision, or tell the publisher",
             )
-        writer.write(quantize(rows, scale, zero, arguments, dtype=torch.int8).numpy().tobytes())
+        writer.write(quantize(values, scale, zero, arguments, dtype=torch.int8).numpy().tobytes())
         scales.append(scale.numpy().tobytes())
     return b"".join(scales)
 
@@ -220,20 +219,14 @@ def check_tensors(base: Base, directory: Path) -> None:
     """Check the types, shapes and values of the tensors in *directory* against the base's."""
     import numpy as np
 
-    tensors, weights = read_headers(directory), quantized_weights(base)
+    tensors, weights = read_weights(directory), quantized_weights(base)
     for name, original in base.tensors.items():
         check_tensor(tensors, name, "I8" if name in weights else kept_dtype(base, original), original.shape)
         if name in weights:
             check_tensor(tensors, scale_name(name), "F32", (original.shape[0], 1))
-    sources = {name: base.directory / file for file in base.weights for name in read_header(base.directory / file)}
-    targets = {name: path for path in directory.glob("*.safetensors") for name in read_header(path)}
     for name, original in weights.items():
-        scale, count = scale_name(name), max(1, COMPARED // original.shape[1])
-        blocks_of = (
-            rows(sources[name], original, count),
-            rows(targets[name], tensors[name], count),
-            rows(targets[scale], tensors[scale], count),
-        )
+        count = max(1, COMPARED // original.shape[1])
+        blocks_of = (rows(tensor, count) for tensor in (original, tensors[name], tensors[scale_name(name)]))
         for weights_before, values, steps in zip(*blocks_of, strict=True):
             if not (np.isfinite(steps) & (steps > 0)).all():
                 raise ValueError(f"{name} has a scale that is not a positive number")
@@ -242,12 +235,10 @@ def check_tensors(base: Base, directory: Path) -> None:
                 raise ValueError(f"{name} has a weight that is more than half a step from the original")
 
 
-def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
+def rows(matrix: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
     """Read a matrix in blocks of *count* rows."""
-    width = tensor.shape[1]
-    with path.open("rb") as file:
-        for block in blocks(tensor, file, count * width * BITS[tensor.dtype] // 8):
-            yield block.reshape(-1, width)
+    width = matrix.shape[1]
+    return (block.reshape(-1, width) for block in blocks(matrix, count * width * BITS[matrix.dtype] // 8))
 
 
 def check_config(base: Base, directory: Path) -> None:

@@ -10,13 +10,13 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stages.optimize.base_model import FLOATS, Base
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.store import write_json
 from stages.parts.model.checkpoint import CONFIG, INDEX
-from stages.parts.model.safetensors import BITS, Tensor, read_header
+from stages.parts.model.safetensors import BITS, Tensor, read_headers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,23 +52,23 @@ def by_width(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: -BITS[entry[1]])
 
 
-def read_headers(directory: Path) -> dict[str, Tensor]:
+def read_weights(directory: Path) -> dict[str, Tensor]:
     """Read all tensors of the safetensors files in *directory* by name."""
-    headers = map(read_header, sorted(directory.glob("*.safetensors")))
-    return {name: tensor for header in headers for name, tensor in header.items()}
+    return read_headers(directory.glob("*.safetensors"))
 
 
-def raw_blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    file.seek(tensor.start)
-    for start in range(tensor.start, tensor.end, block_bytes):
-        yield file.read(min(block_bytes, tensor.end - start))
+def raw_blocks(tensor: Tensor, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.start)
+        for start in range(tensor.start, tensor.end, block_bytes):
+            yield file.read(min(block_bytes, tensor.end - start))
 
 
-def blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[np.ndarray[Any, Any]]:
+def blocks(tensor: Tensor, block_bytes: int = BLOCK_BYTES) -> Iterator[np.ndarray[Any, Any]]:
     """Read the values of *tensor* in flat blocks: bfloat16 as float32, and types other than floating-point as bytes."""
     import numpy as np
 
-    for raw in raw_blocks(tensor, file, block_bytes):
+    for raw in raw_blocks(tensor, block_bytes):
         if tensor.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             yield (np.frombuffer(raw, "<u2").astype(np.uint32) << LOWER_BITS).view(np.float32)
@@ -76,13 +76,13 @@ def blocks(tensor: Tensor, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> It
             yield np.frombuffer(raw, FLOATS.get(tensor.dtype, "uint8"))
 
 
-def converted(tensor: Tensor, dtype: str, file: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def converted(tensor: Tensor, dtype: str, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Read the bytes of *tensor* in blocks, each value rounded to the nearest bfloat16 if *dtype* is another one;
     QuantizationFailed if a weight is too large for that."""
     if dtype == tensor.dtype:
-        yield from raw_blocks(tensor, file, block_bytes)
+        yield from raw_blocks(tensor, block_bytes)
     else:
-        for block in blocks(tensor, file, block_bytes):
+        for block in blocks(tensor, block_bytes):
             yield to_bfloat16(tensor.name, block)
 
 
@@ -120,10 +120,10 @@ def check_stated(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> None
 def write_index(base: Base, target: Path) -> None:
     """Write the base's index with the tensors and the total size of the shards in *target*."""
     index = json.loads((base.directory / INDEX).read_bytes())
-    headers = {name: read_header(target / name) for name in base.weights}
-    total = sum(tensor.end - tensor.start for header in headers.values() for tensor in header.values())
+    tensors = read_headers(target / name for name in base.weights)
+    total = sum(tensor.end - tensor.start for tensor in tensors.values())
     index["metadata"] = {**index.get("metadata", {}), "total_size": total}
-    index["weight_map"] |= {tensor: name for name, header in headers.items() for tensor in header}
+    index["weight_map"] |= {name: tensor.path.name for name, tensor in tensors.items()}
     write_json(target / INDEX, index)
 
 

@@ -20,13 +20,8 @@ STYLES: Final = 5
 
 
 def figure(name: str, title: str, description: str, size: tuple[float, float], parts: Sequence[Markup]) -> Markup:
-    """Put a drawing together.
-
-    Args:
-        name: its id, unique in the page.
-        description: its content in words, for screen readers.
-        size: width and height.
-    """
+    """Put a drawing together. *name* is its id, unique in the page; *description* its content in words, for screen
+    readers; *size* its width and height."""
     return Markup(
         '<svg id="{0}" viewBox="0 0 {1} {2}" role="img" aria-labelledby="{0}-title {0}-desc">'
         '<title id="{0}-title">{3}</title><desc id="{0}-desc">{4}</desc>{5}</svg>'

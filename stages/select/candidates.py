@@ -152,11 +152,8 @@ def figures(measurements: Measurements, estimate: Estimate, name: str) -> tuple[
 
 def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None) -> Cost | None:
     """Compute the cost of a million output tokens: at the capacity if the workload has targets, otherwise at the
-    measured throughput. There is none without a price, or if the rate is 0 because no request met the targets.
-
-    Args:
-        throughput: ln of the rate, whose noise the interval shows; None if it can't be compared.
-    """
+    measured throughput. There is none without a price, or if the rate is 0 because no request met the targets. The
+    interval shows the noise of *throughput*, ln of the rate, which is None if it can't be compared."""
     from scoring.cost import per_million
 
     if price is None:

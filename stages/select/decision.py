@@ -35,10 +35,7 @@ def decide(
     basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], *, run: str | None = None
 ) -> Production:
     """Choose the winner and write the document, which is not published yet. Reads and writes nothing, and gives the
-    same decision for the same input.
-
-    Args:
-        run: the run that decides, if any.
+    same decision for the same input. *run* is the run that decides, if any.
 
     Raises:
         NoWinner: every variant lacks a metric, or does not pass the gates; or they cannot be compared.

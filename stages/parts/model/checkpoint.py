@@ -160,7 +160,7 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise damaged(f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds")
     for name, tensors in headers.items():
-        if located := find_not_finite(directory / name, tensors.values()):
+        if located := find_not_finite(tensors.values()):
             tensor, element = located
             raise damaged(f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})")
     parameters = sum(tensor.count for tensors in headers.values() for tensor in tensors.values())

@@ -22,7 +22,7 @@ from stages.parts.model.checkpoint import (
 )
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
-from stages.parts.model.safetensors import read_header
+from stages.parts.model.safetensors import read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired
 
 
@@ -71,8 +71,8 @@ def describe_directory(directory: Path, source: str) -> Description:
     paths = local_sizes(directory)
     small_files(paths)
     config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
-    headers = [read_header(directory / path) for path in weight_files(paths, directory)]
-    return Description(source, None, config, sum(tensor.count for header in headers for tensor in header.values()))
+    tensors = read_headers(directory / path for path in weight_files(paths, directory))
+    return Description(source, None, config, sum(tensor.count for tensor in tensors.values()))
 
 
 def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:

@@ -44,8 +44,9 @@ def damaged(message: str) -> DamagedModel:
 
 @dataclass(frozen=True)
 class Tensor:
-    """``start`` and ``end`` are positions in the file, in bytes."""
+    """A tensor in the file *path*; ``start`` and ``end`` are positions there, in bytes."""
 
+    path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -73,7 +74,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         raw = file.read(length)
     try:
         entries = json.loads(raw)
-        tensors = [_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
+        tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(f"{path.name}: its safetensors header does not parse") from error
     # Every tensor is as long as its type and shape say, and they fill the file without gaps.
@@ -89,18 +90,23 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def find_not_finite(path: Path, tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
+def read_headers(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Read the tensors of several files by name."""
+    return {name: tensor for path in sorted(paths) for name, tensor in read_header(path).items()}
+
+
+def find_not_finite(tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
     """Find the first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
 
     Reads each byte once, in blocks. Skips types other than F16, BF16, F32 and F64.
     """
     import numpy as np
 
-    with path.open("rb") as file:
-        for tensor in tensors:
-            if tensor.dtype not in EXPONENT:
-                continue
-            kind, mask = EXPONENT[tensor.dtype]
+    for tensor in tensors:
+        if tensor.dtype not in EXPONENT:
+            continue
+        kind, mask = EXPONENT[tensor.dtype]
+        with tensor.path.open("rb") as file:
             file.seek(tensor.start)
             for start in range(0, tensor.count, per_block := SCAN_BYTES // np.dtype(kind).itemsize):
                 bits = np.fromfile(file, kind, min(per_block, tensor.count - start))
@@ -111,9 +117,9 @@ def find_not_finite(path: Path, tensors: Iterable[Tensor]) -> tuple[Tensor, int]
     return None
 
 
-def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
+def _tensor(path: Path, name: str, entry: dict[str, Any], data: int) -> Tensor:
     start, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
         raise ValueError(f"{name}: {entry}")
-    return Tensor(name, str(entry["dtype"]), shape, data + start, data + end)
+    return Tensor(path, name, str(entry["dtype"]), shape, data + start, data + end)
