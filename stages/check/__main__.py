@@ -71,13 +71,9 @@ def main() -> None:
     # What evaluate takes, and what its pod needs.
     program.write_output("serving", canonical_json(decided.serving))
     program.write_output("gpus", str(decided.gpus))
-    program.write_output("memory", _gib(decided.memory_bytes))
-    program.write_output("shm", _gib(decided.shared_bytes))
+    for name, size in (("memory", decided.memory_bytes), ("shm", decided.shared_bytes)):
+        program.write_output(name, f"{math.ceil(size / GIB)}Gi")
     print(",".join(served))
-
-
-def _gib(size: int) -> str:
-    return f"{math.ceil(size / GIB)}Gi"
 
 
 def _arguments() -> argparse.Namespace:

@@ -32,8 +32,7 @@ from stages.parts.base.store import NAME, ModelStore, exclusive
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
-from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.refused import Refused
+from stages.parts.records.evaluation import Evaluation, Refused
 
 
 def main() -> None:

@@ -12,9 +12,8 @@ from stages.parts.base.errors import DamagedModel, SlipwayError
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.base.workload import Workload
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Memory, Schedule
+from stages.parts.records.evaluation import REFUSED_SUFFIX, SAMPLES_SUFFIX, Evaluation, Memory, Refused, Schedule
 from stages.parts.records.production import RULES
-from stages.parts.records.refused import REFUSED_SUFFIX, Refused
 from stages.parts.samples.lines import read_samples, write_samples
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from scoring.metrics import METRICS
 from scoring.names import REFERENCE
 from stages.report import choice, constraints, load, predicted, provenance, quality, reproduction, scores
 from stages.report.cells import Variants, percent
+from stages.report.plots import STYLES
 from stages.report.run_report import RunReport
-from stages.report.svg import STYLES
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 HTML: Final = "report.html"

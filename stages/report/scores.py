@@ -13,7 +13,7 @@ from stages.parts.records.production import Candidate, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, row, signed
 from stages.report.choice import changed
-from stages.report.svg import WIDTH
+from stages.report.plots import WIDTH
 
 RELATIONS: Final = {
     "better": "{first} is better",

@@ -14,6 +14,7 @@ from stages.parts.machine.hardware import Hardware
 
 SAMPLES_SUFFIX: Final = ".samples.jsonl"
 """The raw samples beside an evaluation, from which everything else can be computed again."""
+REFUSED_SUFFIX: Final = ".refused.json"
 
 
 class TaskScore(Record):
@@ -289,6 +290,21 @@ class Evaluation(Record):
             "throughput": (self.capacity or self.load).output_tokens_per_s,
             "memory": float(self.memory.weights_bytes),
         }
+
+
+class Refused(Record):
+    """``evaluations/<variant>.refused.json``: a variant that failed a gate and therefore was never loaded."""
+
+    variant: str
+    variant_digest: str
+    key: str
+    """As of an evaluation (``Evaluation.key``)."""
+    limits: str
+    """The digest of the limits that it was tried by. By others it is measured again."""
+    reason: str
+    """One sentence that names the gates."""
+    started_at: datetime
+    seconds: float
 
 
 def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
