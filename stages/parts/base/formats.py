@@ -95,7 +95,7 @@ class Formats(UserDict[str, Any]):
         return record
 
 
-FORMATS: Final = Formats(
+FORMATS: Final[Mapping[str, Format]] = Formats(
     {
         REFERENCE: "stages.optimize.fp16:FP16",
         "awq": "stages.optimize.four_bit:AWQ",

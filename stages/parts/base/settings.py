@@ -52,6 +52,23 @@ def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
     return parse(model, data, where)
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; ConfigError if the file is missing, unreadable, not YAML, or not a mapping."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold fields with values, not a {type(data).__name__}")
+    return data
+
+
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line per mistake. For an unknown field it suggests the most similar known name."""
     lines = []

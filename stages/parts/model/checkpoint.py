@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -152,13 +151,10 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     """
     architecture = check_configuration(directory)
     headers = {name: read_header(directory / name) for name in weights}
-    by_shard: dict[str, list[str]] = defaultdict(list)
-    for tensor_name, shard in _weight_map(directory).items() if list(weights) != [SINGLE] else ():
-        by_shard[shard].append(tensor_name)
-    for shard, names in by_shard.items():
-        if missing := [tensor_name for tensor_name in names if tensor_name not in headers[shard]]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise damaged(f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds")
+    weight_map = _weight_map(directory) if list(weights) != [SINGLE] else {}
+    if missing := [name for name, shard in weight_map.items() if name not in headers[shard]]:
+        more = f"; {len(missing) - 1} more are missing" if len(missing) > 1 else ""
+        raise damaged(f"{weight_map[missing[0]]} lacks tensor {missing[0]}, which {INDEX} says it holds{more}")
     for name, tensors in headers.items():
         if located := find_not_finite(tensors.values()):
             tensor, element = located
