@@ -92,7 +92,7 @@ def intact(base: Path, commit: str) -> Acquired | None:
     A file counts as unchanged if it has the recorded size and was last changed before the record was written. After a
     later change, even one of its links or its owner, the file is read again and compared with its digest.
     """
-    record = read_record(base)
+    record = Acquired.read_if_intact(base / ACQUIRED)
     if record is None or record.commit != commit or set(files_in(base)) != {ACQUIRED, *(f.path for f in record.files)}:
         return None
     checked_at, doubtful = time.time_ns(), []
@@ -112,15 +112,8 @@ def intact(base: Path, commit: str) -> Acquired | None:
 
 def recorded(base: Path) -> Iterable[File]:
     """List the files in the record of *base* that exist, of any commit."""
-    record = read_record(base)
+    record = Acquired.read_if_intact(base / ACQUIRED)
     return [file for file in record.files if (base / file.path).is_file()] if record else []
-
-
-def read_record(base: Path) -> Acquired | None:
-    try:
-        return Acquired.read(base / ACQUIRED)
-    except DamagedModel:  # as if there were no record
-        return None
 
 
 def files_in(directory: Path) -> Iterator[str]:

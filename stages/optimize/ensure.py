@@ -46,7 +46,7 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
     FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
-        other = published(store, name)
+        other = Variant.read_if_intact(store.optimized(name) / VARIANT)
         store.take_up([store.optimized(name)], other.key if other else None, key)
         if variant := existing(store, name, key):
             return variant, False
@@ -72,22 +72,13 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:
     """Find the published variant with this key, if all its files exist and have the recorded sizes."""
-    variant = published(store, name)
+    variant = Variant.read_if_intact(store.optimized(name) / VARIANT, "making it again")
     if variant is None or variant.key != key:
         return None
     if wrong := difference(store.optimized(name), variant.files):
         say(f"the {name} variant is damaged ({wrong}); making it again")
         return None
     return variant
-
-
-def published(store: ModelStore, name: str) -> Variant | None:
-    """Read the record of the variant in its place; None if there is none, or a damaged one."""
-    try:
-        return Variant.read(store.optimized(name) / VARIANT)
-    except DamagedModel as error:
-        say(f"{error}; making it again")
-        return None
 
 
 def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity: Identity) -> Variant:

@@ -104,11 +104,7 @@ class FourBit:
                 sequence_length=sequence_length(settings, base),
             )
             status, last_exception = run(job)
-            result = (
-                QuantizationResult.model_validate_json((folder / RESULT).read_bytes())
-                if (folder / RESULT).exists()
-                else None
-            )
+            result = QuantizationResult.read(folder / RESULT)
             if result and result.config_error:
                 raise ConfigError(result.config_error, hint=result.hint)
             if result and result.no_gpu:
@@ -155,7 +151,7 @@ def run(job: QuantizationJob) -> tuple[int, str]:
 
     Returns the exit status, and the last exception in the output, as ``TypeName: first line``.
     """
-    write_json(job.folder / "job.json", job)
+    job.write(job.folder / "job.json")
     command = [sys.executable, "-m", "stages.optimize.gptqmodel_job", str(job.folder / "job.json")]
     last_exception = ""
     # GPTQModel writes logs to the working directory.

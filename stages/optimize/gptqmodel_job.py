@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
-
 from stages.optimize.calibration import KIND, sequences
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
-from stages.parts.base.store import write_json
+from stages.parts.base.record import Record
 from stages.parts.machine.hardware import asked_gpus
 from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.corpora import read_documents
@@ -26,10 +24,8 @@ RESULT: Final = "result.json"
 SAVED: Final = "saved"
 
 
-class QuantizationJob(BaseModel):
+class QuantizationJob(Record):
     """One model to quantize. ``folder`` is for the result and all temporary files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
     base: Path
@@ -43,10 +39,8 @@ class QuantizationJob(BaseModel):
     sequence_length: int
 
 
-class QuantizationResult(BaseModel):
+class QuantizationResult(Record):
     """``result.json``, which exists only if the process reached its end."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     peak_resident_bytes: int = 0
     peak_gpu_bytes: int | None = None
@@ -58,7 +52,7 @@ class QuantizationResult(BaseModel):
 
 def main() -> None:
     job = QuantizationJob.model_validate_json(Path(sys.argv[1]).read_bytes())
-    write_json(job.folder / RESULT, result_of(job))
+    result_of(job).write(job.folder / RESULT)
 
 
 def result_of(job: QuantizationJob) -> QuantizationResult:

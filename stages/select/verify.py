@@ -99,10 +99,7 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
 
 def _measured_again(current: Path, evaluation: Evaluation) -> bool:
     """Return whether the store holds a later measurement under the same conditions, with its own samples."""
-    try:
-        later = Evaluation.read(current)
-    except DamagedModel:
-        return False
+    later = Evaluation.read_if_intact(current)
     if later is None or later.started_at <= evaluation.started_at:
         return False
     return _sha256(current.with_suffix(SAMPLES_SUFFIX)) == later.samples_sha256 != evaluation.samples_sha256

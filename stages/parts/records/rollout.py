@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
-
-from pydantic import ValidationError
 
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
@@ -281,11 +278,8 @@ def submit_request(store: ModelStore, request: OperatorRequest) -> None:
 
 def pending_request(store: ModelStore, journal: Journal) -> OperatorRequest | None:
     """Read what was asked of this rollout and not yet done."""
-    path = store.path / REQUEST
-    with contextlib.suppress(FileNotFoundError, ValidationError):
-        request = OperatorRequest.model_validate_json(path.read_bytes())
-        return request if request.id == journal.id else None
-    return None
+    request = OperatorRequest.read_if_intact(store.path / REQUEST)
+    return request if request and request.id == journal.id else None
 
 
 def clear_request(store: ModelStore) -> None:
