@@ -8,7 +8,7 @@ import io
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ from stages.parts.base.errors import DamagedModel, NotEnoughSpace
 from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
 from stages.parts.model.directory import local_sizes
-from stages.parts.records.acquired import File
+from stages.parts.records.acquired import ACQUIRED, Acquired, File
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -31,15 +31,16 @@ SPARE_BYTES: Final = 64 << 20
 
 
 class HubSource:
-    """A commit on the Hub. *old*: the files of another or a damaged base; correct ones are used again.
+    """A commit on the Hub. Correct files of *base*, of another commit or damaged, are used again.
 
     ``sizes`` are in bytes, by path.
     """
 
-    def __init__(self, model: str, commit: str, base: Path, old: Iterable[File]) -> None:
+    def __init__(self, model: str, commit: str, base: Path) -> None:
+        record = Acquired.read_if_intact(base / ACQUIRED)
+        self._old = {file.path: file for file in record.files if (base / file.path).is_file()} if record else {}
         listing = hub.describe(model, commit)
         self.origin, self._model, self._commit, self._base = hub.endpoint(), model, listing.commit, base
-        self._old = {file.path: file for file in old}
         self._files = {file.path: file for file in listing.files}
         self.sizes = {file.path: file.size_bytes for file in listing.files}
 

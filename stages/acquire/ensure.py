@@ -40,7 +40,7 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
         report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
         return record
     local = model.directory
-    source = LocalSource(local) if local else HubSource(model.id, commit, store.base, recorded(store.base))
+    source = LocalSource(local) if local else HubSource(model.id, commit, store.base)
     small = small_files(source.sizes)
     with exclusive(store.lock("acquire"), f"acquiring {store.model}"):
         if record := intact(store.base, commit):
@@ -108,12 +108,6 @@ def intact(base: Path, commit: str) -> Acquired | None:
     if doubtful:  # the next check finds them older than the record
         os.utime(base / ACQUIRED, ns=(checked_at, checked_at))
     return record
-
-
-def recorded(base: Path) -> Iterable[File]:
-    """List the files in the record of *base* that exist, of any commit."""
-    record = Acquired.read_if_intact(base / ACQUIRED)
-    return [file for file in record.files if (base / file.path).is_file()] if record else []
 
 
 def files_in(directory: Path) -> Iterator[str]:

@@ -20,9 +20,7 @@ from stages.report.run_report import RunReport
 def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, Any] | None = None) -> RunReport:
     """Collect everything that the run left. Missing and damaged documents are left out, so that any run has a report.
 
-    Args:
-        status: how the run ended, in Argo's words, such as "Succeeded".
-        settings: the run's profile, workload, optimize and serving settings.
+    *status* says how the run ended, in Argo's words; *settings* are its profile, workload, optimize and serving.
     """
     outcomes = program.outcomes(store.run(run_id))
     evaluated = [outcome.variant for outcome in outcomes if outcome.stage == "evaluate" and outcome.result != "failed"]

@@ -24,11 +24,8 @@ def reason_of(
 ) -> str:
     """Say the outcome, and why the winner was chosen.
 
-    Args:
-        starts: of each server.
-        change: the winner's metrics compared with the reference's; empty if it is the reference.
-        missing: the variants because of which the decision is incomplete.
-        excluded: why, by variant.
+    *starts* are those of each server, *change* the winner's metrics compared with the reference's, *missing* the
+    variants because of which the decision is incomplete, and *excluded* says why, by variant.
     """
     unclear = [comparison.other for comparison in verdict.comparisons if comparison.other not in verdict.ranking]
     text = _settled(verdict, criteria, starts)

@@ -219,10 +219,8 @@ class ModelStore:
         So two configurations do not undo each other's work: one variant and one evaluation of a name is in its place at
         a time. The caller holds their lock. After a crash in between the store has neither, and they are made again.
 
-        Args:
-            paths: files or directories that belong together. The last one, which holds the key, is moved out first and
-                in last.
-            current: the key of those that are there; None if there are none, or they are damaged.
+        The *paths* are files or directories that belong together. The last one, which holds the key, is moved out first
+        and in last. *current* is the key of those that are there; None if there are none, or they are damaged.
         """
         if current == key:
             return

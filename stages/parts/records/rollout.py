@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.records.counters import Counters
 
 JOURNAL: Final = "rollout.json"
@@ -270,10 +270,6 @@ def journal_path(store: ModelStore) -> Path:
 def read_journal(store: ModelStore) -> Journal | None:
     """Read the rollout under way, or the last one; None if there never was one."""
     return Journal.read(journal_path(store))
-
-
-def submit_request(store: ModelStore, request: OperatorRequest) -> None:
-    write_json(store.path / REQUEST, request)
 
 
 def pending_request(store: ModelStore, journal: Journal) -> OperatorRequest | None:
