@@ -7,7 +7,7 @@ finite, cannot win. Publishing links files: it costs O(number of files), whateve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from scoring.profile import Profile
@@ -115,24 +115,27 @@ def measured_variants(
     here, or because it failed a gate before it was loaded."""
     run = os.environ.get(program.RUN_VARIABLE)
     outcomes = (
-        {f"{outcome.stage}-{outcome.variant}": outcome for outcome in program.outcomes(store.run(run))} if run else None
+        {(outcome.stage, outcome.variant): outcome for outcome in program.outcomes(store.run(run))} if run else {}
     )
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
+    missing = []
     for name in variants:
         variant = Variant.read(store.optimized(name) / VARIANT)
         evaluation = Evaluation.read(store.evaluation(name))
-        if failed := _failure(outcomes, name):
+        earlier = (outcomes.get((stage, name)) for stage in ("check", "evaluate"))
+        left_out = next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), "")
+        if failed := left_out or (_failure(outcomes, name) if run else ""):
             excluded[name] = failed
         elif variant is None or variant.base_digest != base.digest:
             excluded[name] = "was not made from this base"
         elif evaluation is None or evaluation.variant_digest != variant.digest:
             excluded[name] = "was not measured"
-        elif outcomes is not None and outcomes[f"evaluate-{name}"].key != evaluation.key:
+        elif run and outcomes["evaluate", name].key != evaluation.key:
             excluded[name] = "was measured by another run under other conditions"
         else:
             measured[name] = evaluation
-    missing = (name for name in excluded if not (outcomes and _left_out(outcomes, name)))
+        missing += [name] if name in excluded and not left_out else []
     return measured, excluded, tuple(missing)
 
 
@@ -145,22 +148,12 @@ def standing_decision(store: ModelStore, key: str) -> Production | None:
     return None
 
 
-def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str | None:
-    """Say why this run has no measurement of *variant*; None if it has one, or there is no run to ask."""
-    if outcomes is None:
-        return None
-    if left_out := _left_out(outcomes, variant):
-        return left_out
+def _failure(outcomes: Mapping[tuple[str, str], program.Outcome], variant: str) -> str:
+    """Say why this run has no measurement of *variant*; empty if it has one."""
     for stage in ("optimize", "evaluate"):
-        outcome = outcomes.get(f"{stage}-{variant}")
+        outcome = outcomes.get((stage, variant))
         if outcome is None:
             return f"{stage} did not finish"
         if outcome.result == "failed":
             return f"{stage} failed: {outcome.reason.splitlines()[0]}"
-    return None
-
-
-def _left_out(outcomes: dict[str, program.Outcome], variant: str) -> str | None:
-    """Say why check left the variant out, or evaluate before it was loaded; None if neither did."""
-    earlier = (outcomes.get(f"{stage}-{variant}") for stage in ("check", "evaluate"))
-    return next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), None)
+    return ""
