@@ -80,7 +80,8 @@ class HubSource:
         if target.exists():
             if (record := _verified(file, target)) is not None:
                 return record
-            target.unlink()  # a link to a damaged old file, or a write that never reached the disk
+            with gate:
+                target.unlink()  # a link to a damaged old file, or a write that never reached the disk
         for _ in range(2):
             partial.parent.mkdir(exist_ok=True)
             with _GatedFile(partial, gate) as opened:
@@ -146,8 +147,11 @@ class _GatedFile(io.FileIO):
         self._gate = gate
 
     def write(self, data: ReadableBuffer) -> int:
+        rest = memoryview(data)
         with self._gate:
-            return super().write(data)
+            while rest:  # a full disk takes a part before it refuses the rest
+                rest = rest[super().write(rest) :]
+        return len(memoryview(data))
 
 
 def _in_parallel(

@@ -24,8 +24,7 @@ def main() -> None:
     run = os.environ.get(program.RUN_VARIABLE)
     if run and not written and "KUBERNETES_SERVICE_HOST" in os.environ:
         show(ModelName.parse(arguments.model).store(), run, arguments.status)
-    if failed := written or withdrawn:
-        sys.exit(failed)
+    sys.exit(written or withdrawn)
 
 
 def _run(stage: str, *arguments: str) -> int:

@@ -90,7 +90,13 @@ class Int8:
         """Check that all layers of the base are there, the decoder's linear layers in int8 and within half a step of
         the base's weights, and that ``config.json`` says so."""
         check_tensors(base, directory)
-        check_config(base, directory)
+        stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
+        group = stated.get("config_groups", {}).get("group_0", {})
+        layers = unquantized_layers(base)
+        check_stated(stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": layers})
+        check_stated(group, {"targets": ["Linear"]})
+        check_stated(group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False})
+        check_stated(group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True})
         return 8
 
 
@@ -239,17 +245,6 @@ def rows(matrix: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
     """Read a matrix in blocks of *count* rows."""
     width = matrix.shape[1]
     return (block.reshape(-1, width) for block in blocks(matrix, count * width * BITS[matrix.dtype] // 8))
-
-
-def check_config(base: Base, directory: Path) -> None:
-    """Check that ``config.json`` names this scheme, and every layer that it does not hold for."""
-    stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
-    group = stated.get("config_groups", {}).get("group_0", {})
-    layers = unquantized_layers(base)
-    check_stated(stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": layers})
-    check_stated(group, {"targets": ["Linear"]})
-    check_stated(group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False})
-    check_stated(group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True})
 
 
 def choose_kernel() -> object:

@@ -42,11 +42,8 @@ def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, 
 
 
 def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production | None:
-    """Find the decision of this run, as long as the store still has it.
-
-    Its release is in production, or it is the canary's. It is neither once a later run has replaced it, or after a
-    rollback.
-    """
+    """Find the decision of this run, as long as its release is in production or the canary: not once a later run has
+    replaced it, or after a rollback."""
     selected = next((outcome for outcome in outcomes if outcome.stage == "select" and outcome.result != "failed"), None)
     if selected is None:
         return None

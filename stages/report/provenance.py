@@ -27,8 +27,7 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
         able = [machine.processor.name] if machine.processor else []
         parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
         facts.append(Fact(f"Hardware of {', '.join(group)}" if len(groups) > 1 else "Hardware", ", ".join(parts)))
-    first = evaluations[0]
-    engine = first.engine
+    first, engine = evaluations[0], evaluations[0].engine
     cores = f", on {len(engine.cores)} of the cores" if engine.cores else ""
     served = f"{engine.name} {engine.version}, served in {engine.dtype}:"
     facts.append(Fact("Engine", served, code=" ".join(engine.arguments), rest=cores))

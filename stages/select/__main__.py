@@ -32,8 +32,8 @@ def main() -> None:
             where = "in production" if current_release(store) == decision.release else "published"
             report.reused(f"{decision.headline}; it is {where} already, from the same measurements", key=decision.key)
         else:
-            published = f"Published as {decision.release} ({selection.placement})."
-            report.done(f"{decision.reason} {published}", key=decision.key)
+            published = f"{decision.reason} Published as {decision.release} ({selection.placement})."
+            report.done(published, key=decision.key)
     program.write_output("winner", decision.winner)
     program.write_output("outcome", decision.outcome)
     program.write_output("release", decision.release)

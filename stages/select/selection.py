@@ -114,9 +114,8 @@ def measured_variants(
     that could not be made or measured. A variant is not one of these if it was left out, because it can't be served
     here, or because it failed a gate before it was loaded."""
     run = os.environ.get(program.RUN_VARIABLE)
-    outcomes = (
-        {(outcome.stage, outcome.variant): outcome for outcome in program.outcomes(store.run(run))} if run else {}
-    )
+    ended = program.outcomes(store.run(run)) if run else []
+    outcomes = {(outcome.stage, outcome.variant): outcome for outcome in ended}
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
     missing = []

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from stages.parts.base.errors import (
     RevisionNotFound,
     SlipwayError,
 )
+from stages.parts.base.log import say
 from stages.parts.model.safetensors import damaged
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _retrying() -> Retrying:
         retry=retry_if_exception(may_pass),
         stop=stop_after_attempt(ATTEMPTS),
         wait=lambda state: max(growing(state), _asked_pause_s(_error(state))),
-        before_sleep=lambda state: print(f"{_error(state)}; trying again", file=sys.stderr, flush=True),
+        before_sleep=lambda state: say(f"{_error(state)}; trying again"),
         reraise=True,
     )
 
