@@ -192,7 +192,7 @@ def _by_starts(samples: Samples, metric: str) -> Lead:
 
 def _notes(variants: Sequence[MeasuredTwice]) -> Iterator[str]:
     """Yield what the noise does not include, and what it includes besides chance."""
-    if names := [variant.name for variant in variants if min(map(len, map(starts_of, variant.samples))) < 2]:
+    if names := [variant.name for variant in variants if any(len(starts_of(runs)) < 2 for runs in variant.samples)]:
         yield (
             f"One of the runs started the server of {', '.join(names)} only once: the noise of latency and throughput "
             "is not known."
