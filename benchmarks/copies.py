@@ -23,7 +23,7 @@ from scoring.choice import judge
 from scoring.profile import Profile
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.variant import VARIANT
 from stages.parts.samples.evidence import Measured, evidence_of
@@ -52,7 +52,7 @@ def main() -> int:
     command += ["--profile", canonical_json(config.profile)]
     variables = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
     try:
-        with contained(command, environment=variables | {STORE_VARIABLE: str(store.root)}) as evaluating:
+        with Contained(command, environment=variables | {STORE_VARIABLE: str(store.root)}) as evaluating:
             status = evaluating.wait()
     except KeyboardInterrupt:
         return 130

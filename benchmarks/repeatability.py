@@ -27,7 +27,7 @@ from stages.evaluate.conditions import Conditions, conditions_of, read_variant
 from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
@@ -136,7 +136,7 @@ def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
     command += ["--profile", canonical_json(config.profile)]
     environment = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
     environment[STORE_VARIABLE] = str(work)
-    with contained(command, output=sys.stderr.fileno(), environment=environment) as evaluating:
+    with Contained(command, output=sys.stderr.fileno(), environment=environment) as evaluating:
         status = evaluating.wait()
     if status:
         raise RunFailed(f"the evaluation for {target} failed", hint="see above", exit_code=status)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import LIMIT, processor
 
 LIMITED = Path(__file__).parent / "processor"
@@ -59,6 +59,6 @@ def test_what_limits_a_process_reaches_the_programs_that_it_starts(
     monkeypatch.setenv(LIMIT, "AVX2")
     monkeypatch.setenv("PYTHONPATH", str(LIMITED))
     command = [sys.executable, "-c", "import sitecustomize as s; print(s.HIDDEN)"]
-    with (tmp_path / "output").open("wb") as output, contained(command, output=output) as child:
+    with (tmp_path / "output").open("wb") as output, Contained(command, output=output) as child:
         assert child.wait() == 0
     assert (tmp_path / "output").read_text().strip() == "('avx512', 'amx')"

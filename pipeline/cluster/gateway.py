@@ -15,11 +15,10 @@ from typing import Annotated, Final, Self
 from pydantic import Field, model_validator
 
 from pipeline.cluster.objects import labelled
-from pipeline.settings.config import read_yaml
 from pipeline.settings.platform import ClientSettings
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
 from stages.parts.base.errors import ConfigError, InvalidName, UnknownName
-from stages.parts.base.settings import Settings, parse
+from stages.parts.base.settings import Settings, parse, read_yaml
 from stages.parts.base.store import directory_name
 from stages.parts.cluster.kinds import Object
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed

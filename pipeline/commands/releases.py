@@ -20,6 +20,7 @@ from pipeline.commands.options import (
     print_result,
 )
 from pipeline.commands.volume import VolumeOptions, on_the_volume
+from scoring.units import readable
 from stages.parts.base.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _table(rows: list[ReleaseSummary]) -> Any:
             row.digest[:12] if row.digest else "damaged",
             "–" if row.score is None else f"{row.score:.3f}",
             f"{row.made_at.astimezone():%Y-%m-%d %H:%M}",
-            _size(row.size_bytes),
+            readable(row.size_bytes),
             Text(row.state, style=styles.get(row.state, "")),
         )
     return table
@@ -223,15 +224,8 @@ def _removed(pruned: Pruned) -> str:
     removed = ", ".join((*pruned.removed, *(["what other settings made"] if pruned.others else [])))
     if not removed:
         return f"nothing to remove: all {len(pruned.kept)} releases are kept"
-    text = f"removed {removed}; {_size(pruned.freed_bytes)} freed"
+    text = f"removed {removed}; {readable(pruned.freed_bytes)} freed"
     shared = pruned.removed_bytes - pruned.freed_bytes
     return text + (
-        f", {_size(shared)} remain, because variants or other releases link to the same files" if shared else ""
+        f", {readable(shared)} remain, because variants or other releases link to the same files" if shared else ""
     )
-
-
-def _size(count: int) -> str:
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from pipeline.runs.engine import PipelineRun
 from pipeline.runs.progress import duration
-from scoring.metrics import odds, shown
-from stages.parts.records.production import Candidate, Production
+from scoring.metrics import shown
+from stages.parts.records.production import Production
 
 
 def plain_table(*headings: str, right: Sequence[str] = (), **options: Any) -> Table:
@@ -44,9 +44,9 @@ def score_table(decision: Production) -> Table:
         won = candidate.variant == decision.winner
         cells = [_raw(metric, candidate.raw[metric]) if metric in candidate.raw else "–" for metric in METRIC_HEADINGS]
         cells += [f"{candidate.cost.value:.3g}" if candidate.cost else "–"] if costs else []
-        chance = odds(candidate.chance) if candidate.chance is not None else "–"
-        score = Text("out", style="red") if candidate.score is None else Text(_score(candidate))
-        table.add_row(("★ " if won else "  ") + candidate.variant, score, chance, *cells, style="bold" if won else "")
+        score = Text("out", style="red") if candidate.score is None else Text(candidate.score_text)
+        name, style = ("★ " if won else "  ") + candidate.variant, "bold" if won else ""
+        table.add_row(name, score, candidate.chance_text, *cells, style=style)
     return table
 
 
@@ -55,12 +55,6 @@ def _raw(metric: str, value: float) -> str:
     if metric not in METRIC_DIGITS:
         return shown(metric, value)
     return f"{value:,.{METRIC_DIGITS[metric] if abs(value) < 1000 else 0}f}"
-
-
-def _score(candidate: Candidate) -> str:
-    if candidate.score_low is None or candidate.score_high is None:
-        return f"{candidate.score:.3f}"
-    return f"{candidate.score:.3f} ({candidate.score_low:.2f}–{candidate.score_high:.2f})"
 
 
 def runs_table(runs: Sequence[PipelineRun]) -> Table:

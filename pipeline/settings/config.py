@@ -20,7 +20,7 @@ from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.settings import CONFIGS, Settings, mistakes
+from stages.parts.base.settings import CONFIGS, Settings, mistakes, read_yaml
 from stages.parts.base.workload import Workload, protocol_of
 from stages.parts.model.corpora import is_path, own_files
 from stages.parts.records.rollout import LOCAL
@@ -187,21 +187,6 @@ def _resolve(data: dict[str, Any], folder: Path, *fields: str) -> None:
 def names(kind: str) -> list[str]:
     """Return the names that ``configs/`` has of a kind."""
     return sorted(path.stem for path in (CONFIGS / FOLDERS[kind]).glob("*.yaml"))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping. Raises: ConfigError: the file is missing, unreadable, not YAML, or not a mapping."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold fields with values, not a {type(data).__name__}")
-    return data
 
 
 def _merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

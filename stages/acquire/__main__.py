@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-
 from stages.acquire.ensure import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
-from stages.parts.model.directory import LOCAL_COMMIT, check_exists
+from stages.parts.model.directory import LOCAL_COMMIT
 from stages.parts.model.hub import COMMIT
 from stages.parts.model.name import ModelName
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.acquire",
-        description=__doc__,
-        epilog="example: python -m stages.acquire --model Qwen/Qwen3-0.6B --revision main "
-        "--commit $(python -m stages.resolve --model Qwen/Qwen3-0.6B)",
+    parser = program.parser(
+        "acquire",
+        __doc__,
+        "example: python -m stages.acquire --model org/name --commit $(python -m stages.resolve --model org/name)",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument(
         "--revision",
         default="main",
@@ -34,8 +30,6 @@ def main() -> None:
             f"{arguments.commit!r} is not a commit of {model.source}",
             hint="use the commit that python -m stages.resolve prints",
         )
-    if model.directory:
-        check_exists(model.directory)
     with program.outcome(store, "acquire") as report:
         record = ensure(store, model, arguments.revision, arguments.commit, report)
         program.write_output("digest", record.digest)

@@ -8,16 +8,17 @@ import io
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from stages.acquire.transfer_progress import TransferProgress, readable
-from stages.parts.base.errors import DamagedModel, NotEnoughSpace, SlipwayError
+from scoring.units import readable
+from stages.acquire.transfer_progress import TransferProgress
+from stages.parts.base.errors import DamagedModel, NotEnoughSpace
 from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
 from stages.parts.model.directory import local_sizes
-from stages.parts.records.acquired import File
+from stages.parts.records.acquired import ACQUIRED, Acquired, File
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -29,15 +30,24 @@ SPARE_BYTES: Final = 64 << 20
 """Kept free in addition to the model, for records, logs and directories."""
 
 
-class Source(Protocol):
-    """Where a model's files come from: the Hub or a local directory."""
+class HubSource:
+    """A commit on the Hub. Correct files of *base*, of another commit or damaged, are used again.
 
-    origin: str
-    sizes: Mapping[str, int]
-    """The size in bytes of each file, by path."""
+    ``sizes`` are in bytes, by path.
+    """
+
+    def __init__(self, model: str, commit: str, base: Path) -> None:
+        record = Acquired.read_if_intact(base / ACQUIRED)
+        self._old = {file.path: file for file in record.files if (base / file.path).is_file()} if record else {}
+        listing = hub.describe(model, commit)
+        self.origin, self._model, self._commit, self._base = hub.endpoint(), model, listing.commit, base
+        self._files = {file.path: file for file in listing.files}
+        self.sizes = {file.path: file.size_bytes for file in listing.files}
 
     def missing_bytes(self, paths: Sequence[str], into: Path) -> int:
-        """How many bytes of *paths* are not yet in the directory *into*."""
+        """Sum the bytes of *paths* that are not yet in the directory *into*."""
+        files = [self._files[path] for path in paths]
+        return sum(file.size_bytes - _there(file, into)[1] for file in files if not self._kept(file))
 
     def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
         """Bring *paths* into the directory *into*, complete and verified. Correct files that are there are kept.
@@ -46,23 +56,6 @@ class Source(Protocol):
             DamagedModel: the content of a file has another digest than the Hub says.
             HubUnavailable, AccessDenied and others: see ``hub.download``.
         """
-
-
-class HubSource:
-    """A commit on the Hub. *old*: the files of another or a damaged base; correct ones are used again."""
-
-    def __init__(self, model: str, commit: str, base: Path, old: Iterable[File]) -> None:
-        listing = hub.describe(model, commit)
-        self.origin, self._model, self._commit, self._base = hub.endpoint(), model, listing.commit, base
-        self._old = {file.path: file for file in old}
-        self._files = {file.path: file for file in listing.files}
-        self.sizes: Mapping[str, int] = {file.path: file.size_bytes for file in listing.files}
-
-    def missing_bytes(self, paths: Sequence[str], into: Path) -> int:
-        files = [self._files[path] for path in paths]
-        return sum(file.size_bytes - _there(file, into)[1] for file in files if not self._kept(file))
-
-    def fetch(self, paths: Sequence[str], into: Path) -> dict[str, File]:
         files = [self._files[path] for path in paths]
         (into / PARTIAL).mkdir(exist_ok=True)
         for file in files:
@@ -81,15 +74,21 @@ class HubSource:
         old = self._old.get(file.path)
         return old is not None and old.size_bytes == file.size_bytes and file.sha256 in (None, old.sha256)
 
-    def _ensure(self, file: hub.HubFile, into: Path, gate: _Gate) -> File:
+    def _ensure(self, file: hub.HubFile, into: Path, gate: threading.Lock) -> File:
         """Bring the file into *into* and verify it, whatever was there before."""
         target, partial = into / file.path, _partial(file, into)
         if target.exists():
             if (record := _verified(file, target)) is not None:
                 return record
-            target.unlink()  # a link to a damaged old file, or a write that never reached the disk
+            with gate:
+                target.unlink()  # a link to a damaged old file, or a write that never reached the disk
         for _ in range(2):
-            self._complete(file, partial, gate)
+            partial.parent.mkdir(exist_ok=True)
+            with _GatedFile(partial, gate) as opened:
+                if opened.tell() > file.size_bytes:
+                    opened.truncate(0)
+                if opened.tell() < file.size_bytes:
+                    hub.download(self._model, self._commit, file.path, opened)
             record = _verified(file, partial)
             with gate:
                 if record is not None:
@@ -104,22 +103,14 @@ class HubSource:
             hint=f"check for a proxy or mirror in front of {hub.endpoint()}; all other files are kept",
         )
 
-    def _complete(self, file: hub.HubFile, partial: Path, gate: _Gate) -> None:
-        partial.parent.mkdir(exist_ok=True)
-        with _GatedFile(partial, gate) as opened:
-            if opened.tell() > file.size_bytes:
-                opened.truncate(0)
-            if opened.tell() < file.size_bytes:
-                hub.download(self._model, self._commit, file.path, opened)
-
 
 class LocalSource:
-    """The user's own directory. Its files are copied or reflinked, never hard-linked, because the user may edit them in
-    place."""
+    """The user's own directory, as a source like ``HubSource``. Its files are copied or reflinked, never hard-linked,
+    because the user may edit them in place."""
 
     def __init__(self, directory: Path) -> None:
         self.origin, self._directory = f"local:{directory}", directory
-        self.sizes: Mapping[str, int] = local_sizes(directory)
+        self.sizes = local_sizes(directory)
 
     def missing_bytes(self, paths: Sequence[str], into: Path) -> int:  # noqa: ARG002 — every file is copied again
         return sum(self.sizes[path] for path in paths)
@@ -148,66 +139,41 @@ def require_space(directory: Path, needed_bytes: int) -> None:
         )
 
 
-class _Gate:
-    """A lock that every thread holds while it changes a file. After ``close`` no thread changes one."""
-
-    def __init__(self) -> None:
-        self._lock, self.closed = threading.Lock(), False
-
-    def close(self) -> None:
-        with self._lock:
-            self.closed = True
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self.closed:
-            self._lock.release()
-            raise SlipwayError("stopped")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 class _GatedFile(io.FileIO):
     """A file to append to, without a buffer in this process, so that a killed process loses no byte."""
 
-    def __init__(self, path: Path, gate: _Gate) -> None:
+    def __init__(self, path: Path, gate: threading.Lock) -> None:
         super().__init__(path, "ab")
         self._gate = gate
-
-    def tell(self) -> int:
-        with self._gate:  # called between two attempts, so that none begins in a program that is ending
-            return super().tell()
 
     def write(self, data: ReadableBuffer) -> int:
         rest = memoryview(data)
         with self._gate:
-            while rest:
+            while rest:  # a full disk takes a part before it refuses the rest
                 rest = rest[super().write(rest) :]
         return len(memoryview(data))
 
 
-def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _Gate], File]) -> dict[str, File]:
+def _in_parallel(
+    files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, threading.Lock], File]
+) -> dict[str, File]:
     """Call *ensure* for every file, in several threads. The first error ends all of them at once.
 
-    They are daemon threads, so one that waits for the network does not keep a program alive that was asked to end.
+    They are daemon threads, so one that waits for the network does not keep a program alive that was asked to end. A
+    thread holds the *gate* while it changes a file; after the end nobody gets it any more.
     """
-    gate = _Gate()
-    waiting: queue.SimpleQueue[hub.HubFile] = queue.SimpleQueue()
+    gate = threading.Lock()
+    # The largest files come first, so that none is left alone at the end.
+    waiting = iter(sorted(files, key=lambda file: -file.size_bytes))
     ended: queue.SimpleQueue[File | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
-        while not gate.closed:
+        for file in waiting:
             try:
-                ended.put(ensure(waiting.get_nowait(), gate))
-            except queue.Empty:
-                return
+                ended.put(ensure(file, gate))
             except BaseException as error:  # raised in the caller's thread
                 ended.put(error)
 
-    # The largest files come first, so that none is left alone at the end.
-    for file in sorted(files, key=lambda file: -file.size_bytes):
-        waiting.put(file)
     for _ in range(min(PARALLEL_FILES, len(files))):
         threading.Thread(target=work, daemon=True).start()
     records: dict[str, File] = {}
@@ -218,7 +184,7 @@ def _in_parallel(files: Sequence[hub.HubFile], ensure: Callable[[hub.HubFile, _G
                 raise result
             records[result.path] = result
     finally:
-        gate.close()
+        gate.acquire()
     return records
 
 

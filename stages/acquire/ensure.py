@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stages.acquire.download import HubSource, LocalSource, Source, require_space
-from stages.acquire.transfer_progress import readable
+from scoring.units import readable
+from stages.acquire.download import HubSource, LocalSource, require_space
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import ModelStore, exclusive, sha256_of
@@ -40,7 +40,7 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
         report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
         return record
     local = model.directory
-    source: Source = LocalSource(local) if local else HubSource(model.id, commit, store.base, recorded(store.base))
+    source = LocalSource(local) if local else HubSource(model.id, commit, store.base)
     small = small_files(source.sizes)
     with exclusive(store.lock("acquire"), f"acquiring {store.model}"):
         if record := intact(store.base, commit):
@@ -66,7 +66,9 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
     return record
 
 
-def fill(work: Path, source: Source, small: Sequence[str], commit: str) -> tuple[tuple[File, ...], Checkpoint]:
+def fill(
+    work: Path, source: HubSource | LocalSource, small: Sequence[str], commit: str
+) -> tuple[tuple[File, ...], Checkpoint]:
     """Bring the model's files into *work* and check them. Quick checks that may refuse the model come first."""
     require_space(work, source.missing_bytes([*small, *likely_weights(source.sizes)], work))
     records = source.fetch(small, work)
@@ -90,7 +92,7 @@ def intact(base: Path, commit: str) -> Acquired | None:
     A file counts as unchanged if it has the recorded size and was last changed before the record was written. After a
     later change, even one of its links or its owner, the file is read again and compared with its digest.
     """
-    record = read_record(base)
+    record = Acquired.read_if_intact(base / ACQUIRED)
     if record is None or record.commit != commit or set(files_in(base)) != {ACQUIRED, *(f.path for f in record.files)}:
         return None
     checked_at, doubtful = time.time_ns(), []
@@ -106,19 +108,6 @@ def intact(base: Path, commit: str) -> Acquired | None:
     if doubtful:  # the next check finds them older than the record
         os.utime(base / ACQUIRED, ns=(checked_at, checked_at))
     return record
-
-
-def recorded(base: Path) -> Iterable[File]:
-    """List the files in the record of *base* that exist, of any commit."""
-    record = read_record(base)
-    return [file for file in record.files if (base / file.path).is_file()] if record else []
-
-
-def read_record(base: Path) -> Acquired | None:
-    try:
-        return Acquired.read(base / ACQUIRED)
-    except DamagedModel:  # as if there were no record
-        return None
 
 
 def files_in(directory: Path) -> Iterator[str]:

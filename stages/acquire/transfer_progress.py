@@ -5,23 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Self
 
+from scoring.units import readable
 from stages.parts.base.log import say
 
 LINE_EVERY_S: Final = 5.0
 BAR_EVERY_S: Final = 0.2
-UNIT: Final = 1024.0
-
-
-def readable(count: float) -> str:
-    """Format a number of bytes as a person reads it, such as ``14.9 GiB``."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < UNIT:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= UNIT
-    return f"{count:.1f} GiB"
 
 
 class TransferProgress:
@@ -42,11 +33,15 @@ class TransferProgress:
         self._stop.set()
         self._thread.join()
 
-    def _lines(self) -> None:
+    def _measured(self, every_s: float) -> Iterator[tuple[int, int]]:
+        """Measure every so often, and a last time when the block has ended."""
         ended = False
         while not ended:
-            ended = self._stop.wait(LINE_EVERY_S)
-            files, transferred = self._measure()
+            ended = self._stop.wait(every_s)
+            yield self._measure()
+
+    def _lines(self) -> None:
+        for files, transferred in self._measured(LINE_EVERY_S):
             seconds = time.monotonic() - self._start
             rate = f", {readable((transferred - self._first) / seconds)}/s" if seconds > 1 else ""
             amount = f"{readable(transferred)} of {readable(self._size)}"
@@ -60,8 +55,5 @@ class TransferProgress:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), SpeedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task(self._verb, total=self._size, completed=self._first)
-            ended = False
-            while not ended:
-                ended = self._stop.wait(BAR_EVERY_S)
-                files, transferred = self._measure()
+            for files, transferred in self._measured(BAR_EVERY_S):
                 bar.update(task, completed=transferred, description=f"{self._verb} {files}/{self._files} files")

@@ -45,8 +45,9 @@ def main() -> None:
     workload = parse_json(Workload, arguments.workload, "--workload") if arguments.workload else None
     with program.outcome(store, "check") as report:
         check_gpus()
-        if workload:
-            _refuse_missing_files(workload, optimize)
+        files = own_files(workload, optimize).items() if workload else ()
+        if absent := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
+            raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
         place = place_here(catalogue(), arguments.gpus)
         decided = decide(described, Requirements(serving, workload, optimize), place)
@@ -70,32 +71,19 @@ def main() -> None:
     # What evaluate takes, and what its pod needs.
     program.write_output("serving", canonical_json(decided.serving))
     program.write_output("gpus", str(decided.gpus))
-    program.write_output("memory", _gib(decided.memory_bytes))
-    program.write_output("shm", _gib(decided.shared_bytes))
+    for name, size in (("memory", decided.memory_bytes), ("shm", decided.shared_bytes)):
+        program.write_output(name, f"{math.ceil(size / GIB)}Gi")
     print(",".join(served))
 
 
-def _refuse_missing_files(workload: Workload, optimize: Optimize) -> None:
-    """Refuse, with ConfigError, the settings that name a file which this machine or pod does not have."""
-    files = own_files(workload, optimize).items()
-    if missing := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
-        raise ConfigError.of_many(missing, "the settings")
-
-
-def _gib(size: int) -> str:
-    return f"{math.ceil(size / GIB)}Gi"
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="""example:
+    parser = program.parser(
+        "check",
+        __doc__,
+        """example:
   python -m stages.check --model org/name --commit 0123abc… --settings '{"variants": ["fp16", "int8"]}' \\
     --serving '{"tensor_parallel_size": "auto"}'""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--commit", default="main", help="as resolve found it (default: main)")
     parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")

@@ -12,7 +12,7 @@ import sys
 
 from stages.ending.shown import show
 from stages.parts.base import program
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.model.name import ModelName
 
 
@@ -24,24 +24,22 @@ def main() -> None:
     run = os.environ.get(program.RUN_VARIABLE)
     if run and not written and "KUBERNETES_SERVICE_HOST" in os.environ:
         show(ModelName.parse(arguments.model).store(), run, arguments.status)
-    if failed := written or withdrawn:
-        sys.exit(failed)
+    sys.exit(written or withdrawn)
 
 
 def _run(stage: str, *arguments: str) -> int:
     """Run a stage's program, which says itself what went wrong. Returns its exit code."""
-    with contained([sys.executable, "-m", f"stages.{stage}", *arguments]) as running:
+    with Contained([sys.executable, "-m", f"stages.{stage}", *arguments]) as running:
         return running.wait()
 
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.ending",
-        description="Withdraw the canary of a run that failed, and write the run's report.",
-        epilog="example: SLIPWAY_RUN=run-1 python -m stages.ending --model org/name --status Failed. "
+    parser = program.parser(
+        "ending",
+        __doc__,
+        "example: SLIPWAY_RUN=run-1 python -m stages.ending --model org/name --status Failed\n"
         "All other arguments are those of stages.report.",
     )
-    parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
     parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
     return parser.parse_known_args()

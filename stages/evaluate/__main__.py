@@ -32,8 +32,7 @@ from stages.parts.base.store import NAME, ModelStore, exclusive
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
-from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.refused import Refused
+from stages.parts.records.evaluation import Evaluation, Refused
 
 
 def main() -> None:
@@ -185,11 +184,10 @@ def summarize(evaluation: Evaluation) -> dict[str, float]:
 
 def _arguments() -> argparse.Namespace:
     lengths = '"prompt_tokens": 512, "output_tokens": 128, "concurrency": 8'
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"""example:
+    parser = program.parser(
+        "evaluate",
+        __doc__,
+        f"""example:
   python -m stages.evaluate --model org/name --variants fp16,gptq --serving '{{"max_model_len": 4096}}' \\
     --workload '{{"name": "chat", "protocol": "thorough", {lengths}, "quality_tasks": ["structured_output"]}}'
 
@@ -200,7 +198,6 @@ protocols, and what they set unless the workload does:
 With several GPUs, as many servers run side by side as GPUs allow (serving.tensor_parallel_size for each).
 Only one evaluation measures on a machine at a time, and no variant is optimized meanwhile; others wait.""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--variants", required=True, help="separated by commas, fp16 among them")
     parser.add_argument("--workload", required=True, help="JSON: Workload in stages/parts/base/workload.py")
     parser.add_argument("--serving", default="{}", help="JSON: Serving in stages/parts/base/serving_settings.py")

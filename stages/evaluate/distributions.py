@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from stages.evaluate.questions.text import KIND
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import sha256_of
 from stages.parts.base.workload import Workload
-from stages.parts.model.corpora import read_documents, text_path, unreadable
+from stages.parts.model.corpora import read_documents, text_digest
 from stages.parts.samples.lines import HeldOutDocument
 from stages.parts.vllm.completions import chat, complete, given, no_answer, tokenize
 
@@ -37,11 +36,7 @@ def held_out_digest(workload: Workload) -> str | None:
     """Compute the sha256 of the text, which must exist; None if the workload compares no distributions."""
     if not workload.divergence_documents:
         return None
-    path = text_path(workload.divergence_text, KIND)
-    try:
-        return sha256_of(path)
-    except OSError as error:
-        raise unreadable(path, KIND, error) from error
+    return text_digest(workload.divergence_text, KIND)
 
 
 def measure_distributions(
@@ -95,7 +90,7 @@ def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *,
 
 
 def _documents(url: str, model: str, api_key: str, workload: Workload, length: int) -> Iterator[tuple[str, list[int]]]:
-    for text in read_documents(text_path(workload.divergence_text, KIND), KIND):
+    for text in read_documents(workload.divergence_text, KIND):
         tokens = tokenize(url, model, api_key, text)[:length]
         if len(tokens) > 1:
             yield text, tokens

@@ -12,9 +12,8 @@ from stages.parts.base.errors import DamagedModel, SlipwayError
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of
 from stages.parts.base.workload import Workload
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Memory, Schedule
+from stages.parts.records.evaluation import REFUSED_SUFFIX, SAMPLES_SUFFIX, Evaluation, Memory, Refused, Schedule
 from stages.parts.records.production import RULES
-from stages.parts.records.refused import REFUSED_SUFFIX, Refused
 from stages.parts.samples.lines import read_samples, write_samples
 
 if TYPE_CHECKING:
@@ -30,11 +29,7 @@ Found = tuple[Result | SlipwayError, bool]
 
 def existing(store: ModelStore, name: str, key: str) -> Evaluation | None:
     """Read the evaluation with this key; None if there is none, or if it is damaged and has to be measured again."""
-    try:
-        evaluation = Evaluation.read(store.evaluation(name))
-    except DamagedModel as error:
-        say(f"{error}; measuring again")
-        return None
+    evaluation = Evaluation.read_if_intact(store.evaluation(name), "measuring again")
     return evaluation if evaluation and evaluation.key == key else None
 
 
@@ -44,19 +39,13 @@ def bring_back(store: ModelStore, name: str, key: str) -> None:
         (Evaluation, [samples_path(store, name), store.evaluation(name)]),
         (Refused, [refused_path(store, name)]),
     ):
-        try:
-            record = kind.read(paths[-1])
-        except DamagedModel:
-            record = None
+        record = kind.read_if_intact(paths[-1])
         store.take_up(paths, record.key if record else None, key)
 
 
 def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused | None:
     """Why the variant was refused under the same conditions by the same limits; None if it was not."""
-    try:
-        refusal = Refused.read(refused_path(store, name))
-    except DamagedModel:
-        return None
+    refusal = Refused.read_if_intact(refused_path(store, name))
     return refusal if refusal and (refusal.key, refusal.limits) == (key, limits_digest(profile)) else None
 
 

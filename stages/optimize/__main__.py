@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from scoring.units import MIB
 from stages.optimize.ensure import ensure
 from stages.parts.base import program
@@ -11,16 +9,14 @@ from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import parse_json
 from stages.parts.model.name import ModelName
-from stages.parts.records.variant import Variant
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.optimize",
-        description=__doc__,
-        epilog="""example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
+    parser = program.parser(
+        "optimize",
+        __doc__,
+        """example: python -m stages.optimize --model org/name --method gptq --settings '{"group_size": 32}'""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
     parser.add_argument("--method", required=True, help=f"one of: {', '.join(FORMATS)}")
     parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     arguments = parser.parse_args()
@@ -28,18 +24,15 @@ def main() -> None:
     with program.outcome(store, "optimize", arguments.method) as report:
         settings = parse_json(Optimize, arguments.settings, "--settings")
         variant, is_new = ensure(store, arguments.method, settings)
-        summary = describe(variant)
+        cost = f"{variant.seconds:.0f} s, {variant.peak_memory_bytes / MIB:,.0f} MiB"
+        weights = f"{variant.bits} bit, {variant.weights_bytes / MIB:,.1f} MiB of weights"
+        summary = f"{variant.variant}: {weights} (made in {cost})"
         if is_new:
             report.done(summary, key=variant.key)
         else:
             report.reused(f"{summary}, from {variant.created_at:%Y-%m-%d %H:%M} UTC", key=variant.key)
     program.write_output("digest", variant.digest)
     print(variant.digest)
-
-
-def describe(variant: Variant) -> str:
-    cost = f"{variant.seconds:.0f} s, {variant.peak_memory_bytes / MIB:,.0f} MiB"
-    return f"{variant.variant}: {variant.bits} bit, {variant.weights_bytes / MIB:,.1f} MiB of weights (made in {cost})"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, Final
 from stages.parts.base.errors import DamagedModel, NothingToServe
 from stages.parts.base.store import ModelStore
 from stages.parts.model.checkpoint import CONFIG, check_configuration, weight_files
-from stages.parts.model.safetensors import Tensor, read_header
+from stages.parts.model.safetensors import Tensor, read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference, files_digest
 
 FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -47,8 +47,7 @@ class Base:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, from the headers of the files."""
-        headers = [read_header(self.directory / name) for name in self.weights]
-        return {name: tensor for header in headers for name, tensor in header.items()}
+        return read_headers(self.directory / name for name in self.weights)
 
     @cached_property
     def linear_weights(self) -> dict[str, Tensor]:

@@ -8,36 +8,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
-from stages.parts.base.store import digest_of, sha256_of
-from stages.parts.model import corpora
+from stages.parts.base.store import digest_of
+from stages.parts.model.corpora import text_digest
 
 KIND: Final = "calibration"
 
 
-def calibration_path(text: str) -> Path:
-    """Find the file that ``Calibration.text`` names."""
-    return corpora.text_path(text, KIND)
-
-
 def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
     """Compute the digest of what determines a tokenizer's calibration set: the file's bytes and how it is cut."""
-    path = calibration_path(calibration.text)
-    try:
-        text = sha256_of(path)
-    except OSError as error:
-        raise corpora.unreadable(path, KIND, error) from error
     cut = {"samples": calibration.samples, "sequence_length": sequence_length, "seed": calibration.seed}
-    return digest_of({"text": text, **cut})
-
-
-def read_documents(path: Path) -> list[str]:
-    """Read the documents in a calibration text."""
-    return corpora.read_documents(path, KIND)
+    return digest_of({"text": text_digest(calibration.text, KIND), **cut})
 
 
 def sequences(documents: Sequence[str], tokenizer: Any, calibration: Calibration, length: int) -> list[list[int]]:

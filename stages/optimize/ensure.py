@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize.base_model import Base, read_base
+from stages.optimize.base_model import Base, bytes_by_type, main_dtype, read_base
 from stages.optimize.calibration import calibration_digest
-from stages.optimize.verification import verify
-from stages.parts.base.errors import DamagedModel, UnknownName
+from stages.optimize.shards import read_weights
+from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
+from stages.parts.model.safetensors import Tensor, find_not_finite
 from stages.parts.records.acquired import File, difference, files_digest
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import installed_version
@@ -44,7 +46,8 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
     FORMATS[name].quantizer.check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
-        store.take_up([store.optimized(name)], _key_there(store, name), key)
+        other = Variant.read_if_intact(store.optimized(name) / VARIANT)
+        store.take_up([store.optimized(name)], other.key if other else None, key)
         if variant := existing(store, name, key):
             return variant, False
         with together(f"optimize {name} of {store.model}"):
@@ -69,25 +72,13 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:
     """Find the published variant with this key, if all its files exist and have the recorded sizes."""
-    directory = store.optimized(name)
-    try:
-        variant = Variant.read(directory / VARIANT)
-    except DamagedModel as error:
-        say(f"{error}; making it again")
-        return None
+    variant = Variant.read_if_intact(store.optimized(name) / VARIANT, "making it again")
     if variant is None or variant.key != key:
         return None
-    if wrong := difference(directory, variant.files):
+    if wrong := difference(store.optimized(name), variant.files):
         say(f"the {name} variant is damaged ({wrong}); making it again")
         return None
     return variant
-
-
-def _key_there(store: ModelStore, name: str) -> str | None:
-    with contextlib.suppress(DamagedModel):
-        variant = Variant.read(store.optimized(name) / VARIANT)
-        return variant.key if variant else None
-    return None
 
 
 def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity: Identity) -> Variant:
@@ -108,10 +99,7 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
             key=digest_of(identity),
             files=files,
             digest=files_digest(files),
-            weights_bytes=weights.bytes,
-            bits=weights.bits,
-            dtype=weights.dtype,
-            stored=weights.stored,
+            **weights,
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak.resident,
             peak_gpu_memory_bytes=peak.gpu,
@@ -119,3 +107,30 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
         )
         variant.write(work / VARIANT)
     return variant
+
+
+def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the weights in *directory*, made with the quantizer's *parameters*, against the base's. Returns the fields
+    of ``Variant`` with their size and types.
+
+    Raises:
+        QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN, infinity or other values.
+    """
+    try:
+        bits = FORMATS[name].quantizer.verify(base, directory, parameters)
+        tensors = read_weights(directory)
+        check_finite(tensors.values())
+    except (ValueError, DamagedModel) as error:
+        raise QuantizationFailed(
+            f"{name} made wrong weights from {base.architecture}: {error}",
+            hint="nothing was published; the other variants continue without it",
+        ) from error
+    stored = bytes_by_type(tensors.values())
+    dtype = main_dtype(tensor for tensor_name, tensor in tensors.items() if tensor_name in base.tensors)
+    return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}
+
+
+def check_finite(tensors: Iterable[Tensor]) -> None:
+    """Refuse, with ValueError, a floating-point tensor with NaN or infinity."""
+    if not_finite := find_not_finite(tensors):
+        raise ValueError(f"{not_finite[0].name} holds NaN or infinity")

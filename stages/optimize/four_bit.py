@@ -7,11 +7,13 @@ tokenizer, come unchanged from the base, because transformers would rewrite them
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,17 +24,19 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import FLOATS, MAX_16_BIT_SHARE, Base
-from stages.optimize.calibration import calibration_path, read_documents
+from stages.optimize.calibration import KIND
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
-from stages.optimize.shards import read_headers
+from stages.optimize.shards import check_stated, read_weights
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
+from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import gpus, no_gpu
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.model.safetensors import Tensor
 
 GROUP_SIZES: Final = (128, 64, 32)
@@ -74,7 +78,7 @@ class FourBit:
 
     def check(self, settings: Optimize, base: Base) -> None:
         """Check that the calibration text is readable, and that the group size divides the layers' input widths."""
-        read_documents(calibration_path(settings.calibration.text))
+        read_documents(settings.calibration.text, KIND)
         if misfit := first_misfit(base, settings.group_size):
             fitting = [size for size in GROUP_SIZES if not first_misfit(base, size)]
             raise QuantizationFailed(
@@ -85,7 +89,7 @@ class FourBit:
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
         calibration = settings.calibration
-        text = calibration_path(calibration.text).absolute()
+        text = text_path(calibration.text, KIND).absolute()
         with tempfile.TemporaryDirectory(dir=target, prefix=".gptqmodel-") as name:
             folder = Path(name)
             job = QuantizationJob(
@@ -100,11 +104,7 @@ class FourBit:
                 sequence_length=sequence_length(settings, base),
             )
             status, last_exception = run(job)
-            result = (
-                QuantizationResult.model_validate_json((folder / RESULT).read_bytes())
-                if (folder / RESULT).exists()
-                else None
-            )
+            result = QuantizationResult.read(folder / RESULT)
             if result and result.config_error:
                 raise ConfigError(result.config_error, hint=result.hint)
             if result and result.no_gpu:
@@ -119,12 +119,10 @@ class FourBit:
 
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
         """Check that the decoder's linear layers are packed, and that ``config.json`` agrees with them."""
-        bits = check_quantized(base, read_headers(directory), parameters["group_size"])
+        bits = check_quantized(base, read_weights(directory), parameters["group_size"])
         stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
-        expected = {"quant_method": self.method, "bits": bits, "group_size": parameters["group_size"]}
-        for field, value in expected.items():
-            if stated.get(field) != value:
-                raise ValueError(f"config.json says {field} {stated.get(field)!r}, the weights say {value!r}")
+        group_size = parameters["group_size"]
+        check_stated(stated, {"quant_method": self.method, "bits": bits, "group_size": group_size})
         return bits
 
 
@@ -153,25 +151,20 @@ def run(job: QuantizationJob) -> tuple[int, str]:
 
     Returns the exit status, and the last exception in the output, as ``TypeName: first line``.
     """
-    write_json(job.folder / "job.json", job)
+    job.write(job.folder / "job.json")
     command = [sys.executable, "-m", "stages.optimize.gptqmodel_job", str(job.folder / "job.json")]
-    read, write = os.pipe()
     last_exception = ""
-    with os.fdopen(read, encoding="utf-8", errors="replace") as output:
-        try:
-            # GPTQModel writes logs to the working directory.
-            with contained(command, output=write, environment=environment(), directory=job.folder) as process:
-                os.close(write)
-                write = -1
-                for line in output:
-                    if exception := EXCEPTION.match(line):
-                        last_exception = f"{exception[1]}: {exception[2].strip()}"
-                    if line.strip() and not TABLE_LINE.match(line.rstrip()):
-                        print(line.rstrip(), file=sys.stderr, flush=True)
-                return process.wait(), last_exception
-        finally:
-            if write >= 0:
-                os.close(write)
+    # GPTQModel writes logs to the working directory.
+    with (
+        Contained(command, output=subprocess.PIPE, environment=environment(), directory=job.folder) as process,
+        io.TextIOWrapper(process.output, encoding="utf-8", errors="replace") as output,
+    ):
+        for line in map(str.rstrip, output):
+            if exception := EXCEPTION.match(line):
+                last_exception = f"{exception[1]}: {exception[2]}"
+            if line and not TABLE_LINE.match(line):
+                say(line)
+        return process.wait(), last_exception
 
 
 def environment() -> dict[str, str]:
@@ -198,7 +191,7 @@ def take(saved: Path, target: Path) -> None:
         quantization = content.get("quantization_config", content)
         # The name of a temporary folder, which would make every build differ.
         quantization.get("meta", {}).pop("offload_to_disk_path", None)
-        (target / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(target / name, content)
     for path in sorted(saved.glob("*.safetensors*")):
         shutil.move(path, target / path.name)
 

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
-
-from stages.optimize.calibration import calibration_path, read_documents, sequences
+from stages.optimize.calibration import KIND, sequences
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
-from stages.parts.base.store import write_json
+from stages.parts.base.record import Record
 from stages.parts.machine.hardware import asked_gpus
 from stages.parts.machine.process import peak_resident_bytes
+from stages.parts.model.corpora import read_documents
 
 BITS: Final = 4
 BATCH: Final = 4
@@ -25,10 +24,8 @@ RESULT: Final = "result.json"
 SAVED: Final = "saved"
 
 
-class QuantizationJob(BaseModel):
+class QuantizationJob(Record):
     """One model to quantize. ``folder`` is for the result and all temporary files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
     base: Path
@@ -42,10 +39,8 @@ class QuantizationJob(BaseModel):
     sequence_length: int
 
 
-class QuantizationResult(BaseModel):
+class QuantizationResult(Record):
     """``result.json``, which exists only if the process reached its end."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     peak_resident_bytes: int = 0
     peak_gpu_bytes: int | None = None
@@ -57,20 +52,23 @@ class QuantizationResult(BaseModel):
 
 def main() -> None:
     job = QuantizationJob.model_validate_json(Path(sys.argv[1]).read_bytes())
-    write_json(job.folder / RESULT, result_of(job))
+    result_of(job).write(job.folder / RESULT)
 
 
 def result_of(job: QuantizationJob) -> QuantizationResult:
     """Quantize, unless something is wrong that the caller should report."""
     import torch
+    from transformers import AutoTokenizer
 
     if asked_gpus() and (missing := without_cuda()):
         return QuantizationResult(no_gpu=missing)
+    tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
     try:
-        examples = calibration_set(job)
+        documents = read_documents(job.calibration.text, KIND)
+        token_ids = sequences(documents, tokenizer, job.calibration, job.sequence_length)
     except ConfigError as error:
         return QuantizationResult(config_error=str(error), hint=error.hint)
-    quantize(job, examples)
+    quantize(job, [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in token_ids])
     gpu_bytes = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     return QuantizationResult(peak_resident_bytes=peak_resident_bytes(), peak_gpu_bytes=gpu_bytes)
 
@@ -86,16 +84,6 @@ def without_cuda() -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return "torch has no CUDA device"
-
-
-def calibration_set(job: QuantizationJob) -> list[dict[str, list[int]]]:
-    """Cut the calibration text. Raises: ConfigError: it is too short."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(job.base, local_files_only=True, trust_remote_code=False)
-    documents = read_documents(calibration_path(job.calibration.text))
-    token_ids = sequences(documents, tokenizer, job.calibration, job.sequence_length)
-    return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in token_ids]
 
 
 def quantize(job: QuantizationJob, examples: list[dict[str, list[int]]]) -> None:

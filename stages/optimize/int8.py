@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from scoring.capacity.storage import LINEAR, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, MAX_16_BIT_SHARE, Base
-from stages.optimize.shards import Entry, blocks, layout, raw_blocks, read_headers, write_config, write_index
-from stages.optimize.verification import check_tensor
+from stages.optimize.shards import (
+    Entry,
+    blocks,
+    by_width,
+    check_stated,
+    check_tensor,
+    converted,
+    layout,
+    read_weights,
+    write_config,
+    write_index,
+)
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
@@ -80,7 +90,13 @@ class Int8:
         """Check that all layers of the base are there, the decoder's linear layers in int8 and within half a step of
         the base's weights, and that ``config.json`` says so."""
         check_tensors(base, directory)
-        check_config(base, directory)
+        stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
+        group = stated.get("config_groups", {}).get("group_0", {})
+        layers = unquantized_layers(base)
+        check_stated(stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": layers})
+        check_stated(group, {"targets": ["Linear"]})
+        check_stated(group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False})
+        check_stated(group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True})
         return 8
 
 
@@ -148,20 +164,19 @@ def quantization_config(base: Base) -> dict[str, Any]:
 def quantize_file(base: Base, source: Path, target: Path, quantized: Collection[str]) -> None:
     """Write the shard *source* to *target*, the *chosen* weights in int8 with their scales in float32."""
     tensors = read_header(source).values()
-    # Wider types come first, as in the library, so that each tensor begins at a multiple of its type's size.
-    written = sorted(entries(base, tensors, quantized), key=lambda entry: (-BITS[entry[1]], entry[0]))
+    written = by_width(sorted(entries(base, tensors, quantized)))
     header, starts = layout(written)
     types = {name: dtype for name, dtype, _ in written}
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with target.open("wb") as writer:
         writer.write(header)
         for tensor in tensors:
             writer.seek(starts[tensor.name])
             if tensor.name in quantized:
-                scales = quantize_tensor(tensor, reader, writer)
+                scales = quantize_tensor(tensor, writer)
                 writer.seek(starts[scale_name(tensor.name)])
                 writer.write(scales)
             else:
-                copy_tensor(tensor, types[tensor.name], reader, writer)
+                writer.writelines(converted(tensor, types[tensor.name], BLOCK_BYTES))
 
 
 def entries(base: Base, tensors: Iterable[Tensor], quantized: Collection[str]) -> Iterable[Entry]:
@@ -184,102 +199,52 @@ def scale_name(weight: str) -> str:
     return f"{weight.removesuffix('weight')}{SCALE}"
 
 
-def quantize_tensor(tensor: Tensor, reader: BinaryIO, writer: BinaryIO) -> bytes:
+def quantize_tensor(tensor: Tensor, writer: BinaryIO) -> bytes:
     """Write the values of *tensor* in int8, in blocks of rows. Returns its scales in float32, one per row."""
-    import numpy as np
-
-    row_bytes = tensor.shape[1] * BITS[tensor.dtype] // 8
-    scales = []
-    for block in blocks(tensor, reader, max(1, BLOCK_BYTES // row_bytes) * row_bytes):
-        values, scale = quantize_rows(block.reshape(-1, tensor.shape[1]))
-        if not np.isfinite(scale).all():
-            raise QuantizationFailed(
-                f"int8 cannot quantize {tensor.name}: it holds NaN or infinity",
-                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
-            )
-        writer.write(values.tobytes())
-        scales.append(scale.tobytes())
-    return b"".join(scales)
-
-
-def quantize_rows(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Round *rows* to the nearest int8 values. Returns them and the scale of each row in float32."""
     import numpy as np
     import torch
     from compressed_tensors.quantization import preset_name_to_scheme, quantize
     from compressed_tensors.quantization.utils import calculate_qparams
 
     arguments = preset_name_to_scheme(SCHEME, ["Linear"]).weights
-    values = torch.from_numpy(rows.astype(np.float32))
-    scale, zero = calculate_qparams(values.amin(1, keepdim=True), values.amax(1, keepdim=True), arguments)
-    return quantize(values, scale, zero, arguments, dtype=torch.int8).numpy(), scale.numpy()
-
-
-def copy_tensor(tensor: Tensor, dtype: str, reader: BinaryIO, writer: BinaryIO) -> None:
-    """Write *tensor* unchanged, or in bfloat16."""
-    import torch
-
-    if dtype == tensor.dtype:
-        for raw in raw_blocks(tensor, reader):
-            writer.write(raw)
-        return
-    for block in blocks(tensor, reader, BLOCK_BYTES):
-        writer.write(torch.from_numpy(block.copy()).bfloat16().view(torch.uint8).numpy().tobytes())
+    row_bytes, scales = tensor.shape[1] * BITS[tensor.dtype] // 8, []
+    for block in rows(tensor, max(1, BLOCK_BYTES // row_bytes)):
+        values = torch.from_numpy(block.astype(np.float32))
+        scale, zero = calculate_qparams(values.amin(1, keepdim=True), values.amax(1, keepdim=True), arguments)
+        if not torch.isfinite(scale).all():
+            raise QuantizationFailed(
+                f"int8 cannot quantize {tensor.name}: it holds NaN or infinity",
+                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
+            )
+        writer.write(quantize(values, scale, zero, arguments, dtype=torch.int8).numpy().tobytes())
+        scales.append(scale.numpy().tobytes())
+    return b"".join(scales)
 
 
 def check_tensors(base: Base, directory: Path) -> None:
     """Check the types, shapes and values of the tensors in *directory* against the base's."""
-    tensors, weights = read_headers(directory), quantized_weights(base)
+    import numpy as np
+
+    tensors, weights = read_weights(directory), quantized_weights(base)
     for name, original in base.tensors.items():
         check_tensor(tensors, name, "I8" if name in weights else kept_dtype(base, original), original.shape)
         if name in weights:
             check_tensor(tensors, scale_name(name), "F32", (original.shape[0], 1))
-    sources = {name: base.directory / file for file in base.weights for name in read_header(base.directory / file)}
-    targets = {name: path for path in directory.glob("*.safetensors") for name in read_header(path)}
     for name, original in weights.items():
-        scale, count = scale_name(name), max(1, COMPARED // original.shape[1])
-        check_rounded(
-            name,
-            rows(sources[name], original, count),
-            rows(targets[name], tensors[name], count),
-            rows(targets[scale], tensors[scale], count),
-        )
+        count = max(1, COMPARED // original.shape[1])
+        blocks_of = (rows(tensor, count) for tensor in (original, tensors[name], tensors[scale_name(name)]))
+        for weights_before, values, steps in zip(*blocks_of, strict=True):
+            if not (np.isfinite(steps) & (steps > 0)).all():
+                raise ValueError(f"{name} has a scale that is not a positive number")
+            distance = np.abs(values.view(np.int8) * steps - weights_before)
+            if not (distance <= HALF_STEP * steps).all():
+                raise ValueError(f"{name} has a weight that is more than half a step from the original")
 
 
-def rows(path: Path, tensor: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
+def rows(matrix: Tensor, count: int) -> Iterator[np.ndarray[Any, Any]]:
     """Read a matrix in blocks of *count* rows."""
-    width = tensor.shape[1]
-    with path.open("rb") as file:
-        for block in blocks(tensor, file, count * width * BITS[tensor.dtype] // 8):
-            yield block.reshape(-1, width)
-
-
-def check_rounded(name: str, *blocks_of: Iterator[np.ndarray[Any, Any]]) -> None:
-    """Check the blocks of a layer's original weights, its int8 values and its scales."""
-    import numpy as np
-
-    for original, values, scale in zip(*blocks_of, strict=True):
-        if not (np.isfinite(scale) & (scale > 0)).all():
-            raise ValueError(f"{name} has a scale that is not a positive number")
-        distance = np.abs(values.view(np.int8) * scale - original)
-        if not (distance <= HALF_STEP * scale).all():
-            raise ValueError(f"{name} has a weight that is more than half a step from the original")
-
-
-def check_config(base: Base, directory: Path) -> None:
-    """Check that ``config.json`` names this scheme, and every layer that it does not hold for."""
-    stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
-    group = stated.get("config_groups", {}).get("group_0", {})
-    expected: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (stated, {"quant_method": "compressed-tensors", "format": FORMAT, "ignore": unquantized_layers(base)}),
-        (group, {"targets": ["Linear"]}),
-        (group.get("weights") or {}, {**EIGHT_BIT, "strategy": "channel", "dynamic": False}),
-        (group.get("input_activations") or {}, {**EIGHT_BIT, "strategy": "token", "dynamic": True}),
-    ]
-    for stated_fields, fields in expected:
-        for field, value in fields.items():
-            if stated_fields.get(field) != value:
-                raise ValueError(f"config.json says {field} {stated_fields.get(field)!r}, not {value!r}")
+    width = matrix.shape[1]
+    return (block.reshape(-1, width) for block in blocks(matrix, count * width * BITS[matrix.dtype] // 8))
 
 
 def choose_kernel() -> object:

@@ -42,12 +42,8 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.report",
-        description="Write report.json and report.html of one run.",
-        epilog="example: SLIPWAY_RUN=run-1 python -m stages.report --model org/name --status Succeeded",
-    )
-    parser.add_argument("--model", required=True, help="name on the Hub, or a local directory")
+    example = "example: SLIPWAY_RUN=run-1 python -m stages.report --model org/name --status Succeeded"
+    parser = program.parser("report", __doc__, example)
     parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
     for name in SETTINGS:
         parser.add_argument(f"--{name}", default="", help=f"the run's {name} settings as JSON, to reproduce it")

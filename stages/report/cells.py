@@ -9,7 +9,7 @@ from typing import Final
 from markupsafe import Markup
 
 from scoring.units import GIB
-from stages.report.svg import legend_mark
+from stages.report.plots import legend_mark
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The first screen of the report: which variant to ship, what the outcome is, and the winner's metrics."""
+"""The first screen of the report: which variant to ship, why, and the winner's metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scoring.metrics import METRICS, TITLES, shown, span
 from scoring.names import REFERENCE
 from scoring.results import Change
-from stages.parts.records.production import Candidate, Production, meaning
+from stages.parts.records.production import Candidate, Production
 from stages.report.cells import percent, signed
 
 
@@ -26,38 +26,6 @@ class Tile:
     """better, worse, level or empty."""
 
 
-@dataclass(frozen=True)
-class FirstScreen:
-    """What the first screen says about a decision."""
-
-    title: str
-    outcome: str
-    """In a few words."""
-    reason: str
-    weights: str
-    """How much the choice depends on the weights, or empty."""
-    details: str
-    """The rest of the reason: the comparison with fp16, and which variants are excluded."""
-    tiles: tuple[Tile, ...]
-    compared: bool
-    """Whether the tiles show changes from fp16."""
-    notes: tuple[str, ...]
-
-
-def first_screen(decision: Production) -> FirstScreen:
-    reason, details = sentences(decision.reason)
-    return FirstScreen(
-        title=f"{'Best of the others:' if decision.outcome == 'incomplete' else 'Ship'} {decision.winner}",
-        outcome=meaning(decision),
-        reason=reason,
-        weights=weights(decision),
-        details=details,
-        tiles=tuple(tiles(decision)),
-        compared=bool(winner_of(decision).change),
-        notes=decision.notes,
-    )
-
-
 def sentences(reason: str) -> tuple[str, str]:
     """Divide the decision's reason: the outcome, and the rest (comparison with fp16, excluded variants)."""
     second_part = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
@@ -66,7 +34,7 @@ def sentences(reason: str) -> tuple[str, str]:
 
 def weights(decision: Production) -> str:
     """Say how often the winner is first under other weights; empty where no other variant could be chosen."""
-    winner = winner_of(decision)
+    winner = decision.chosen
     near, anywhere = winner.weights_share, winner.any_weights_share
     if near is None or anywhere is None or sum(not candidate.excluded for candidate in decision.candidates) < 2:
         return ""
@@ -76,13 +44,8 @@ def weights(decision: Production) -> str:
     )
 
 
-def winner_of(decision: Production) -> Candidate:
-    return next(candidate for candidate in decision.candidates if candidate.variant == decision.winner)
-
-
-def tiles(decision: Production) -> list[Tile]:
+def tiles(winner: Candidate) -> list[Tile]:
     """Show the winner's four metrics, and its cost where the platform has a price."""
-    winner = winner_of(decision)
     metrics = [_tile(winner, metric, title) for metric, title in TITLES.items()]
     if cost := winner.cost:
         reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from scoring.constraints import MEASURES, Constraints, meets
 from scoring.names import REFERENCE
 from scoring.units import GIB
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import Evaluation, measures_of
 from stages.parts.records.production import Candidate, Loss, Production
 from stages.parts.samples.divergence import divergence_measures
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, row, signed
@@ -45,7 +45,7 @@ def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluat
     its own is compared."""
     quality, memory = candidate.raw.get("quality"), candidate.raw.get("memory")
     return {
-        **(evaluation.measures() if evaluation else {}),
+        **(measures_of(evaluation.load, evaluation.goodput) if evaluation else {}),
         **divergence_measures(candidate.divergence, is_reference=candidate.variant == REFERENCE),
         "quality_recovery": quality / reference if quality is not None and reference else None,
         "memory_gib": memory / GIB if memory is not None else None,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from scoring.metrics import si
 from stages.parts.base.workload import DEFAULT_SLO, Workload
-from stages.parts.records.evaluation import Capacity, Evaluation, Percentiles, Trial
+from stages.parts.records.evaluation import Capacity, Evaluation, Load, Percentiles
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, interval, percent, row
 
 LATENCIES: Final = {
@@ -19,38 +18,15 @@ LATENCIES: Final = {
 }
 ROUNDS_SHOWN: Final = 6
 USUAL_S: Final[float] = Workload.model_fields["steady_s"].default
-FALLBACKS_SHOWN: Final = 4
 
 
-@dataclass(frozen=True)
-class LoadSection:
-    title: str
-    explanation: str
-    """How the server was loaded, in a few sentences."""
-    table: Table
-    rates: Table | None
-    """The trials in the search for the capacity; None if there were none."""
-    fallbacks: tuple[tuple[str, str], ...]
-    """Variant, and the slower paths that vLLM logged for it."""
-
-
-def load_section(evaluations: Sequence[Evaluation], variants: Variants) -> LoadSection:
-    names, load = variants.cells(evaluation.variant for evaluation in evaluations), evaluations[0].load
+def title(load: Load) -> str:
     rate = f"at {load.rate_per_s:.3g} requests per second" if load.rate_per_s else ""
-    return LoadSection(
-        title=f"Speed and memory {rate or f'with {load.concurrency} requests in flight'}",
-        explanation=_explanation(evaluations[0]),
-        table=Table("load", (*heads("Measure"), *names), tuple(_rows(evaluations))),
-        rates=_rates_tried(evaluations, variants) if any(evaluation.capacity for evaluation in evaluations) else None,
-        fallbacks=tuple(
-            (evaluation.variant, "; ".join(evaluation.engine.fallbacks[:FALLBACKS_SHOWN]))
-            for evaluation in evaluations
-            if evaluation.engine.fallbacks
-        ),
-    )
+    return f"Speed and memory {rate or f'with {load.concurrency} requests in flight'}"
 
 
-def _explanation(evaluation: Evaluation) -> str:
+def explanation(evaluation: Evaluation) -> str:
+    """Say in a few sentences how the server was loaded."""
     load = evaluation.load
     starts = f" over {len(evaluation.capacity.starts)} starts" if evaluation.capacity else ""
     is_short = float(evaluation.workload.get("steady_s", USUAL_S)) < USUAL_S
@@ -66,36 +42,33 @@ def _explanation(evaluation: Evaluation) -> str:
     )
 
 
-def _rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
-    """List each rate that was tried, and the share of requests that met the targets there."""
+def rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
+    """List each rate that was tried in the search for the capacity, and the share of requests that met the targets
+    there; None if none was tried."""
     rows = []
     for evaluation in evaluations:
         if (capacity := evaluation.capacity) is None:
             continue
         low, high = capacity.low, capacity.high
         span = (interval(low, high, 0),) if low is not None and high is not None else ()
-        trials = sorted(capacity.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
-        rows.append(
-            row(
-                variants.cell(evaluation.variant),
-                cell(_requests_per_s(capacity)),
-                cell(f"{capacity.output_tokens_per_s:,.0f} tokens/s", *span),
-                cell(" · ".join(f"{trial.rate_per_s:.3g}: {_share(trial)}" for trial in trials), css="text"),
-            )
+        tried = " · ".join(
+            f"{trial.rate_per_s:.3g}: {'ended early' if trial.share is None else percent(trial.share)}"
+            for trial in sorted(capacity.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
         )
+        output = cell(f"{capacity.output_tokens_per_s:,.0f} tokens/s", *span)
+        name, rate = variants.cell(evaluation.variant), cell(_requests_per_s(capacity))
+        rows.append(row(name, rate, output, cell(tried, css="text")))
     titles = heads("Variant", "Capacity", "Output", "Rate in requests/s: share of requests within the targets")
-    return Table("rates", titles, tuple(rows))
+    return Table("rates", titles, tuple(rows)) if rows else None
 
 
 def _requests_per_s(capacity: Capacity) -> str:
     return f"{'≥ ' if capacity.is_lower_bound else ''}{capacity.requests_per_s:.3g} requests/s"
 
 
-def _share(trial: Trial) -> str:
-    return "ended early" if trial.share is None else percent(trial.share)
+def measures(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
+    """Make one row for each measure of speed and memory, one column for each variant."""
 
-
-def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
     def each_of(label: Cell, shown: Callable[[Evaluation], Cell]) -> Row:
         return row(label, *map(shown, evaluations))
 
@@ -116,7 +89,8 @@ def _rows(evaluations: Sequence[Evaluation]) -> list[Row]:
     rows.append(each_of(cell("Peak memory of the server"), _peak))
     rows.append(each_of(cell("KV cache", "tokens"), lambda run: cell(f"{run.memory.kv_cache_tokens:,}")))
     rows.append(each_of(cell("Kernel", "of the quantized layers, from vLLM’s log"), _kernel))
-    return rows
+    names = variants.cells(evaluation.variant for evaluation in evaluations)
+    return Table("load", (*heads("Measure"), *names), tuple(rows))
 
 
 def _percentiles(times: Percentiles) -> Cell:

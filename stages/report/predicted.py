@@ -59,19 +59,16 @@ def predicted(
     if not pairs:
         return None
     tokens, ms = "{:,.0f}".format, "{:,.1f}".format
-    rows = [
-        row(cell("Weights"), *(_cell(p.weights_bytes, e.memory.weights_bytes, _size) for p, e in pairs)),
-        row(
-            cell("KV cache", "tokens"), *(_cell(p.kv_cache_tokens, e.memory.kv_cache_tokens, tokens) for p, e in pairs)
-        ),
-    ]
+    cells = {
+        cell("Weights"): [_cell(p.weights_bytes, e.memory.weights_bytes, _size) for p, e in pairs],
+        cell("KV cache", "tokens"): [_cell(p.kv_cache_tokens, e.memory.kv_cache_tokens, tokens) for p, e in pairs],
+    }
     if any(p.tpot_ms for p, _ in pairs):
-        rows += [
-            row(cell("TTFT", "mean, ms"), *(_cell(p.ttft_ms, e.load.ttft_ms.mean, ms) for p, e in pairs)),
-            row(cell("TPOT", "mean, ms"), *(_cell(p.tpot_ms, e.load.tpot_ms.mean, ms) for p, e in pairs)),
-        ]
+        cells[cell("TTFT", "mean, ms")] = [_cell(p.ttft_ms, e.load.ttft_ms.mean, ms) for p, e in pairs]
+        cells[cell("TPOT", "mean, ms")] = [_cell(p.tpot_ms, e.load.tpot_ms.mean, ms) for p, e in pairs]
     names = variants.cells(evaluation.variant for _, evaluation in pairs)
-    return Table("predicted", (*heads("Predicted"), *names), tuple(rows))
+    rows = tuple(row(label, *figures_of) for label, figures_of in cells.items())
+    return Table("predicted", (*heads("Predicted"), *names), rows)
 
 
 def _cell(predicted_value: float | None, measured: float, shown: Callable[[float], str]) -> Cell:

@@ -27,8 +27,7 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
         able = [machine.processor.name] if machine.processor else []
         parts = [f"{machine.cores} × {machine.cpu}", *able, gib(machine.memory_bytes), *machine.gpus]
         facts.append(Fact(f"Hardware of {', '.join(group)}" if len(groups) > 1 else "Hardware", ", ".join(parts)))
-    first = evaluations[0]
-    engine = first.engine
+    first, engine = evaluations[0], evaluations[0].engine
     cores = f", on {len(engine.cores)} of the cores" if engine.cores else ""
     served = f"{engine.name} {engine.version}, served in {engine.dtype}:"
     facts.append(Fact("Engine", served, code=" ".join(engine.arguments), rest=cores))
@@ -72,7 +71,9 @@ def protocol(evaluation: Evaluation) -> str:
     return f"{count(len(evaluation.rounds), 'round')} of load"
 
 
-def variants_made(made: Sequence[Variant], variants: Variants) -> Table:
+def variants_made(made: Sequence[Variant], variants: Variants) -> Table | None:
+    if not made:
+        return None
     titles = ("Variant", "Bits", "Unquantized dtype", "Weights", "Seconds", "Peak memory", "Made by", "Digest")
     rows = [
         row(
@@ -97,9 +98,6 @@ def stages_run(outcomes: Sequence[Outcome]) -> Table:
         attempts = [f"attempt {number} failed: {reason}" for number, reason in enumerate(outcome.retried, 1)]
         result = cell(outcome.result, css="failed" if outcome.result == "failed" else "")
         why = cell(outcome.reason, *filter(None, [outcome.hint]), *attempts, css="text")
-        rows.append(row(cell(stage_name(outcome)), result, cell(f"{outcome.seconds:.1f}"), why))
+        name = cell(f"{outcome.stage} {outcome.variant}".strip())
+        rows.append(row(name, result, cell(f"{outcome.seconds:.1f}"), why))
     return Table("stages", titles, tuple(rows))
-
-
-def stage_name(outcome: Outcome) -> str:
-    return f"{outcome.stage} {outcome.variant}".strip()

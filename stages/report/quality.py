@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scoring.names import REFERENCE
 from scoring.results import Divergence
@@ -52,30 +52,33 @@ def _divergences(divergences: Sequence[Divergence | None]) -> list[Row]:
     first = next(filter(None, divergences), None)
     if first is None:
         return []
-    kl = [
-        cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4)) if divergence else ABSENT
-        for divergence in divergences
-    ]
-    agreement = [_agreement(divergence) if divergence else ABSENT for divergence in divergences]
+
+    def each_of(label: Cell, shown: Callable[[Divergence], Cell]) -> Row:
+        return row(label, *(shown(divergence) if divergence else ABSENT for divergence in divergences))
+
     measure = "share of tokens with the same most likely next token"
     positions = f"{first.tokens:,} tokens of {first.documents} held-out texts"
     rows = [
-        row(cell("Divergence from fp16", "KL in nats per token, lower is better"), *kl),
-        row(cell("Top-1 agreement with fp16", measure, positions), *agreement),
+        each_of(cell("Divergence from fp16", "KL in nats per token, lower is better"), _kl),
+        each_of(cell("Top-1 agreement with fp16", measure, positions), _agreement),
     ]
     if first.greedy_agreement is not None:
         measure = "texts that are continued with the same tokens; below, the share of tokens before the first other one"
-        rows.append(row(cell("Greedy agreement with fp16", measure), *map(_greedy, divergences)))
+        rows.append(each_of(cell("Greedy agreement with fp16", measure), _greedy))
     return rows
 
 
-def _greedy(divergence: Divergence | None) -> Cell:
-    if divergence is None or divergence.greedy_agreement is None or divergence.greedy_prefix is None:
-        return ABSENT
-    reach = interval(100 * (divergence.greedy_low or 0.0), 100 * (divergence.greedy_high or 0.0), 1)
-    return cell(percent(divergence.greedy_agreement, 1), reach, f"{percent(divergence.greedy_prefix, 1)} of the tokens")
+def _kl(divergence: Divergence) -> Cell:
+    return cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4))
 
 
 def _agreement(divergence: Divergence) -> Cell:
     reach = interval(100 * divergence.top1_low, 100 * divergence.top1_high, 1)
     return cell(percent(divergence.top1_agreement, 1), reach)
+
+
+def _greedy(divergence: Divergence) -> Cell:
+    if divergence.greedy_agreement is None or divergence.greedy_prefix is None:
+        return ABSENT
+    reach = interval(100 * (divergence.greedy_low or 0.0), 100 * (divergence.greedy_high or 0.0), 1)
+    return cell(percent(divergence.greedy_agreement, 1), reach, f"{percent(divergence.greedy_prefix, 1)} of the tokens")

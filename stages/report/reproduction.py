@@ -1,10 +1,9 @@
-"""How to repeat a run: the command, its settings in a file, and the keys of what it decided."""
+"""How to repeat a run: the command, the run's settings in a file, and the keys of what was decided."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
-from dataclasses import dataclass
 from typing import Final
 
 from stages.parts.base.workload import Workload
@@ -17,40 +16,28 @@ DIGESTS: Final = {"tasks_path": "tasks_digest", "trace": "trace_digest", "diverg
 """The fields of a workload that name files, and the fields of an evaluation's workload with their digests."""
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    command: str
-    settings_name: str
-    settings: str
-    """The content of the file; empty where the run's settings are not known, and the command does not apply."""
-    facts: tuple[Fact, ...]
-
-
-def reproduction(report: RunReport, decision: Production) -> Reproduction:
-    settings = settings_file(report) if report.settings else ""
+def facts(report: RunReport, decision: Production) -> list[Fact]:
     seed = decision.workload.get("seed", Workload.model_fields["seed"].default)
     seeds = f"{seed} for the prompts; resampling is seeded too, so the same samples give the same decision"
-    facts = [
+    check = f"slipway verify-decision {report.run}"
+    settings = settings_file(report)
+    digest = hashlib.sha256(settings.encode()).hexdigest()
+    return [
+        *([Fact("Settings", f"{SETTINGS_FILE}, sha256", code=digest)] if settings else []),
         Fact("Seeds", seeds),
         Fact("Decision", code=decision.key),
         Fact("Release", code=decision.release),
-        Fact(
-            "Check it",
-            code=f"slipway verify-decision {report.run}",
-            rest=" recomputes every number from the raw samples",
-        ),
+        Fact("Check it", code=check, rest=" recomputes every number from the raw samples"),
     ]
-    if settings:
-        digest = hashlib.sha256(settings.encode()).hexdigest()
-        facts.insert(0, Fact("Settings", f"{SETTINGS_FILE}, sha256", code=digest))
-    return Reproduction(command(report, decision), SETTINGS_FILE, settings, tuple(facts))
 
 
 def settings_file(report: RunReport) -> str:
-    """Write the run's settings, as ``slipway run --config`` reads them, with comments that tell the digests of
-    files."""
+    """Write the run's settings, as ``slipway run --config`` reads them, with comments that tell the digests of files.
+    Empty where the settings are not known, and ``command`` does not apply."""
     import yaml
 
+    if not report.settings:
+        return ""
     workload = report.decision.workload if report.decision else {}
     digests = {f"workload.{field}": workload.get(digest) for field, digest in DIGESTS.items()}
     calibrated = [variant.calibration_digest for variant in report.variants if variant.calibration_digest]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup
@@ -12,9 +11,9 @@ from scoring.metrics import METRICS, TITLES, odds, shown, si, span
 from scoring.names import REFERENCE
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
-from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
+from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, row, signed
 from stages.report.choice import changed
-from stages.report.svg import WIDTH
+from stages.report.plots import WIDTH
 
 RELATIONS: Final = {
     "better": "{first} is better",
@@ -23,49 +22,8 @@ RELATIONS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Scores:
-    profile: str
-    plot: Markup
-    narrow_plot: Markup
-    """The same for a small screen."""
-    weights: tuple[tuple[str, str], ...]
-    """Each metric and its share."""
-    table: Table
-    comparisons: Table | None
-    """The first of the ranking with each other variant that can be chosen; None where there is none."""
-    reference: str
-    """What the anchors are ratios to."""
-    price: str
-    """The price of an hour; empty without one."""
-
-
-@dataclass(frozen=True)
-class TradeOffs:
-    """Quality over latency and over weights."""
-
-    latency: Markup
-    memory: Markup
-    variants: tuple[Cell, ...]
-    compared: bool
-    """Whether fp16 is in the plots, so that quality's intervals are those of the difference from it."""
-
-
-def scores(decision: Production, variants: Variants) -> Scores:
-    reference = decision.profile["reference"]
-    return Scores(
-        profile=decision.profile["name"],
-        plot=_score_plot("score", decision, variants, 2 * WIDTH),
-        narrow_plot=_score_plot("score-narrow", decision, variants, WIDTH),
-        weights=tuple((metric, percent(decision.weights[metric])) for metric in METRICS),
-        table=_table(decision, variants),
-        comparisons=_comparisons(decision, variants),
-        reference=reference if isinstance(reference, str) else "the profile’s values",
-        price=f"{decision.price.per_hour} {decision.price.currency}" if decision.price else "",
-    )
-
-
-def _score_plot(name: str, decision: Production, variants: Variants, width: float) -> Markup:
+def score_plots(decision: Production, variants: Variants) -> tuple[Markup, Markup]:
+    """Plot the score of each variant: for a wide and for a small screen."""
     bars = [
         plots.Bar(
             variant=candidate.variant,
@@ -79,10 +37,11 @@ def _score_plot(name: str, decision: Production, variants: Variants, width: floa
         for candidate in decision.candidates
         if candidate.score is not None
     ]
-    return plots.score_bars(name, "Score of each variant, by the contribution of each metric", bars, width)
+    title = "Score of each variant, by the contribution of each metric"
+    return plots.score_bars("score", title, bars, 2 * WIDTH), plots.score_bars("score-narrow", title, bars, WIDTH)
 
 
-def _table(decision: Production, variants: Variants) -> Table:
+def scores(decision: Production, variants: Variants) -> Table:
     costs = any(candidate.cost for candidate in decision.candidates)
     titles = [cell("Variant"), cell("Score"), cell("Best with")]
     for metric, title in TITLES.items():
@@ -102,8 +61,9 @@ def _table(decision: Production, variants: Variants) -> Table:
     return Table("scores", tuple(titles), tuple(rows))
 
 
-def _comparisons(decision: Production, variants: Variants) -> Table | None:
-    """Show what the outcome follows from: one row for each variant that the first of the ranking is compared with."""
+def comparisons(decision: Production, variants: Variants) -> Table | None:
+    """Show what the outcome follows from: one row for each variant that the first of the ranking is compared with; None
+    if it is the only one that can be chosen."""
     if not decision.comparisons:
         return None
     first = decision.candidates[0].variant
@@ -150,18 +110,12 @@ def _cost(candidate: Candidate) -> Cell:
     return cell(f"{cost.value:.3g} {cost.currency}", span(cost.low, cost.high, "–"), f"at the {cost.basis}")
 
 
-def trade_offs(decision: Production, variants: Variants) -> TradeOffs | None:
-    """Plot quality against latency and weights; None where fewer than two variants were measured."""
+def trade_offs(decision: Production, variants: Variants) -> dict[str, Markup]:
+    """Plot quality against latency and weights, by metric; empty where fewer than two variants were measured."""
     measured = [candidate for candidate in decision.candidates if candidate.raw]
     if len(measured) < 2:
-        return None
-    names = {candidate.variant for candidate in measured}
-    return TradeOffs(
-        latency=_trade_off(measured, "latency", decision.winner, variants),
-        memory=_trade_off(measured, "memory", decision.winner, variants),
-        variants=variants.cells(name for name in variants.styles if name in names),
-        compared=REFERENCE in names,
-    )
+        return {}
+    return {metric: _trade_off(measured, metric, decision.winner, variants) for metric in ("latency", "memory")}
 
 
 def _trade_off(measured: Sequence[Candidate], metric: str, winner: str, variants: Variants) -> Markup:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 from stages.parts.base import program
 from stages.parts.model import hub
-from stages.parts.model.directory import check_exists, local_commit
+from stages.parts.model.directory import local_commit
 from stages.parts.model.name import ModelName
 
 
@@ -23,18 +21,11 @@ def resolve(model: ModelName, revision: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.resolve",
-        description=__doc__,
-        epilog="example: python -m stages.resolve --model Qwen/Qwen3-0.6B --revision main",
-    )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    parser = program.parser("resolve", __doc__, "example: python -m stages.resolve --model org/name --revision main")
     parser.add_argument("--revision", default="main", help="a branch, a tag or a commit (default: main)")
     arguments = parser.parse_args()
     model = ModelName.parse(arguments.model)
     store = model.store()
-    if model.directory:
-        check_exists(model.directory)
     with program.outcome(store, "resolve") as report:
         commit = resolve(model, arguments.revision)
         program.write_output("commit", commit)

@@ -74,18 +74,16 @@ def _summary(store: ModelStore, journal: Journal) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.rollout",
-        description="Move traffic to a release of a model, and back if it is worse. Run again, it continues.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"""example:
+    parser = program.parser(
+        "rollout",
+        "Move traffic to a release of a model, and back if it is worse. Run again, it continues.",
+        f"""example:
   python -m stages.rollout --model org/name --step deploy
   python -m stages.rollout --model org/name --step 10
   python -m stages.rollout --model org/name
   python -m stages.rollout --model org/name --abort --status Failed
 with --target kserve, {KSERVE_VARIABLE} holds the settings as JSON: see KServe in stages/rollout/kserve/settings.py""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--release", default="", help="the release's name (default: what select chose last)")
     parser.add_argument("--target", default=LOCAL, choices=TARGETS, help="the platform (default: %(default)s)")
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")

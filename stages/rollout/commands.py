@@ -14,7 +14,7 @@ from typing import Final
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, Act, Journal, OperatorRequest, read_journal, submit_request, under_way
+from stages.parts.records.rollout import LOCK, REQUEST, Act, Journal, OperatorRequest, read_journal, under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.history import remember_at_once
 from stages.rollout.state_machine import StateMachine, roll_out
@@ -128,7 +128,7 @@ def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None)
 
 def _done_by_runner(store: ModelStore, request: OperatorRequest, done: Callable[[Journal], bool]) -> Journal | None:
     """Ask the process that runs the rollout, and wait until it is *done*; None if there is no such process."""
-    submit_request(store, request)
+    request.write(store.path / REQUEST)
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline:
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from stages.parts.base.errors import DamagedModel, ServerFailed, TransientError
+from stages.parts.base.errors import ServerFailed, TransientError
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
@@ -157,10 +157,9 @@ class Observer:
 
     def slo(self) -> Slo | None:
         """Read the targets of the workload that the canary was measured with, if it has any that are known."""
-        with contextlib.suppress(DamagedModel):  # a file that can't be read is no reason to stop in the middle
-            measured = MeasuredWith.read(self.store.releases / self.journal.release / releases.METRICS)
-            return measured.slo if measured else None
-        return None
+        # A file that can't be read is no reason to stop in the middle.
+        measured = MeasuredWith.read_if_intact(self.store.releases / self.journal.release / releases.METRICS)
+        return measured.slo if measured else None
 
     def _with_pairs(self, window: Window, tokens: int, elapsed_s: float) -> Window:
         """Send the pairs that are due. While the stable release can't be reached, the canary is asked alone."""

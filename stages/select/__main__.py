@@ -13,8 +13,8 @@ from stages.parts.base.settings import parse_json
 from stages.parts.model.name import ModelName
 from stages.parts.records.production import Price
 from stages.parts.releases.release import current_release
-from stages.select import score_table
 from stages.select.selection import select
+from stages.select.sentences import markdown
 
 
 def main() -> None:
@@ -32,13 +32,13 @@ def main() -> None:
             where = "in production" if current_release(store) == decision.release else "published"
             report.reused(f"{decision.headline}; it is {where} already, from the same measurements", key=decision.key)
         else:
-            published = f"Published as {decision.release} ({selection.placement})."
-            report.done(f"{decision.reason} {published}", key=decision.key)
+            published = f"{decision.reason} Published as {decision.release} ({selection.placement})."
+            report.done(published, key=decision.key)
     program.write_output("winner", decision.winner)
     program.write_output("outcome", decision.outcome)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)
-    program.write_output("table", score_table.markdown(decision))
+    program.write_output("table", markdown(decision))
     print(decision.reason)
     if decision.outcome == "incomplete" and not allow:
         in_production = current_release(store) == decision.release
@@ -51,12 +51,8 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.select",
-        description="Score the measured variants and publish the winner.",
-        epilog='example: python -m stages.select --model org/name --profile \'{"name": "balanced"}\'',
-    )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
+    example = """example: python -m stages.select --model org/name --profile '{"name": "balanced"}'"""
+    parser = program.parser("select", __doc__, example)
     parser.add_argument("--profile", required=True, help="the scoring profile as JSON")
     parser.add_argument(
         "--price", default="", help="the hourly price of the hardware as JSON; without it no costs are computed"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from scoring.metrics import METRICS
 from scoring.results import Change
 from stages.parts.base.store import digest_of
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import Evaluation, machine_of
 from stages.parts.records.production import Candidate, Cost, Interval, Loss, Paired, Price
 from stages.select.measurements import SPEED, Measurements
 
@@ -37,14 +37,11 @@ def candidates_of(
     normalized: dict[str, Floats] = {name: np.clip(estimate.at[estimate.place(name)], 0.0, 1.0) for name in ranked}
     front = measurements.pareto_front(ranked)
     near, anywhere = shares_near(normalized, estimate.criteria.weights.shares()), shares_anywhere(normalized)
-    candidates = {
-        name: candidate(measurements, estimate, name, excluded=excluded.get(name), price=price)
-        for name in (*ranked, *excluded)
-    }
+    scored: dict[str, dict[str, Any]] = {}
     for name in ranked:
         score = estimate.score(estimate.place(name))
         low, high = score.interval() or (None, None)
-        of_score: dict[str, object] = {
+        scored[name] = {
             "normalized": dict(zip(METRICS, map(float, normalized[name]), strict=True)),
             "score": score.value,
             "score_low": None if low is None else max(0.0, low),
@@ -54,39 +51,36 @@ def candidates_of(
             "any_weights_share": anywhere[name],
             "pareto": front[name],
         }
-        candidates[name] = candidates[name].model_copy(update=of_score)
-    return tuple(candidates.values())
+    unscored: dict[str, Any] = {"normalized": {}, "score": None, "score_low": None, "score_high": None, "pareto": None}
+    return tuple(
+        Candidate(
+            **_measured(measurements, estimate, name, price), **scored.get(name, unscored), excluded=excluded.get(name)
+        )
+        for name in (*ranked, *excluded)
+    )
 
 
-def candidate(
-    measurements: Measurements, estimate: Estimate, name: str, *, excluded: str | None, price: Price | None
-) -> Candidate:
-    """Describe a variant, without what only those that can be chosen have."""
+def _measured(measurements: Measurements, estimate: Estimate, name: str, price: Price | None) -> dict[str, Any]:
+    """Return the fields of a variant's ``Candidate`` that follow from what was measured of it."""
     evaluation, losses = measurements.evaluations.get(name), measurements.losses.get(name, {})
     reference, questions = measurements.reference, measurements.questions
     compared = name in estimate.evidence.variants
     rate = estimate.figure(estimate.place(name), THROUGHPUT) if compared else None
     raw, intervals = figures(measurements, estimate, name)
-    return Candidate(
-        variant=name,
-        digest=evaluation.variant_digest if evaluation else None,
-        evaluation_key=evaluation.key if evaluation else None,
-        evaluation_digest=digest_of(evaluation) if evaluation else None,
-        excluded=excluded,
-        raw=raw,
-        intervals=intervals,
-        change=changes(measurements, estimate, name),
-        losses=tuple(Loss(task=task, **vars(loss), verdict=loss.verdict) for task, loss in losses.items()),
-        normalized={},
-        score=None,
-        score_low=None,
-        score_high=None,
-        pareto=None,
-        against_fp16=paired(questions.get(reference, {}), questions.get(name, {})) if name != reference else (),
-        recovery=recovery(evaluation, measurements.evaluations.get(reference)),
-        divergence=measurements.divergences.get(name),
-        cost=cost_of(evaluation, price, rate) if evaluation else None,
-    )
+    return {
+        "variant": name,
+        "digest": evaluation.variant_digest if evaluation else None,
+        "evaluation_key": evaluation.key if evaluation else None,
+        "evaluation_digest": digest_of(evaluation) if evaluation else None,
+        "raw": raw,
+        "intervals": intervals,
+        "change": changes(measurements, estimate, name),
+        "losses": tuple(Loss(task=task, **vars(loss), verdict=loss.verdict) for task, loss in losses.items()),
+        "against_fp16": paired(questions.get(reference, {}), questions.get(name, {})) if name != reference else (),
+        "recovery": recovery(evaluation, measurements.evaluations.get(reference)),
+        "divergence": measurements.divergences.get(name),
+        "cost": cost_of(evaluation, price, rate) if evaluation else None,
+    }
 
 
 def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[str, Change]:
@@ -95,7 +89,8 @@ def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[s
 
     if name == measurements.reference or name not in estimate.evidence.variants:
         return {}
-    same_hardware, changed = measurements.on_the_same_hardware(name), {}
+    reference, changed = measurements.evaluations.get(measurements.reference), {}
+    same_hardware = reference is None or machine_of(measurements.evaluations[name]) == machine_of(reference)
     for number, metric in enumerate(METRICS):
         if metric in SPEED and not same_hardware:
             continue
@@ -157,11 +152,8 @@ def figures(measurements: Measurements, estimate: Estimate, name: str) -> tuple[
 
 def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None) -> Cost | None:
     """Compute the cost of a million output tokens: at the capacity if the workload has targets, otherwise at the
-    measured throughput. There is none without a price, or if the rate is 0 because no request met the targets.
-
-    Args:
-        throughput: ln of the rate, whose noise the interval shows; None if it can't be compared.
-    """
+    measured throughput. There is none without a price, or if the rate is 0 because no request met the targets. The
+    interval shows the noise of *throughput*, ln of the rate, which is None if it can't be compared."""
     from scoring.cost import per_million
 
     if price is None:

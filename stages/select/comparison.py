@@ -16,8 +16,7 @@ from stages.parts.samples.figures import percentiles
 from stages.parts.samples.lines import Samples
 from stages.parts.samples.questions import Questions, questions
 from stages.select.differences import differences
-from stages.select.machine_speed import machine_speeds, slower_shares
-from stages.select.notes import different_questions
+from stages.select.notes import different_questions, machine_speeds, slower_shares
 from stages.select.stored import StoredDecision
 
 if TYPE_CHECKING:
@@ -70,11 +69,6 @@ class MeasuredTwice:
         """The questions that were asked, by run."""
         return questions(dict(zip(("first", "second"), self.samples, strict=True)))
 
-    @property
-    def started_once(self) -> bool:
-        """Whether one of the runs started the server only once, which does not show the noise of starts."""
-        return any(len({run.run.restart for run in sample.rounds}) < 2 for sample in self.samples)
-
     @cached_property
     def slower_share(self) -> float | None:
         """How much slower the machine was in the run where it was slower, as a share; None if that is not known."""
@@ -100,11 +94,7 @@ class MeasuredTwice:
 
 
 def compare(first: StoredDecision, second: StoredDecision) -> RunComparison:
-    """Compare two runs.
-
-    Raises:
-        DamagedModel: samples are not what was written.
-    """
+    """Compare two runs; DamagedModel if samples are not what was written."""
     before, after = first.samples(), second.samples()
     variants = [
         MeasuredTwice(name, (evaluation, second.evaluations[name]), (before[name], after[name]))
@@ -183,12 +173,17 @@ def _changes(variant: MeasuredTwice) -> Iterator[MetricChange]:
         )
 
 
+def starts_of(samples: Samples) -> list[int]:
+    """List the numbers of the server's starts."""
+    return sorted({run.run.restart for run in samples.rounds})
+
+
 def _by_starts(samples: Samples, metric: str) -> Lead:
     """Estimate ln of the latency (95th percentile) or of the throughput over the starts of the server."""
     from scoring.lead import Lead
 
     values = []
-    for start in sorted({run.run.restart for run in samples.rounds}):
+    for start in starts_of(samples):
         rounds, trials = samples.of_start(start)
         times = [request.e2el_ms for run in rounds for request in run.requests]
         values.append(percentiles(times).p95 if metric == "latency" else throughput_of(rounds, trials))
@@ -197,7 +192,7 @@ def _by_starts(samples: Samples, metric: str) -> Lead:
 
 def _notes(variants: Sequence[MeasuredTwice]) -> Iterator[str]:
     """Yield what the noise does not include, and what it includes besides chance."""
-    if names := [variant.name for variant in variants if variant.started_once]:
+    if names := [variant.name for variant in variants if any(len(starts_of(runs)) < 2 for runs in variant.samples)]:
         yield (
             f"One of the runs started the server of {', '.join(names)} only once: the noise of latency and throughput "
             "is not known."

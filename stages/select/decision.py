@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -14,13 +13,13 @@ from stages.parts.base.program import version
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import RULES, Candidate, Production
+from stages.parts.records.production import RULES, FewerGpus, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
-from stages.parts.samples.lines import Samples
+from stages.parts.samples.lines import LoadSamples, Samples
 from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
-from stages.select.notes import near_limits, notes_of
+from stages.select.notes import notes_of
 from stages.select.sentences import reason_of
 from stages.select.stored import Basis
 
@@ -32,25 +31,11 @@ WORDING: Final = 3
 """Raised when sentences of the document are reworded: ``verify`` does not compare them with those of other versions."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A winner, with everything that the document says about it."""
-
-    winner: Evaluation
-    verdict: Verdict
-    estimate: Estimate
-    basis: Basis
-    profile: Profile
-    measurements: Measurements
-    missing: tuple[str, ...]
-    """The variants that were asked for and could not be made or measured."""
-    excluded: dict[str, str]
-    """Why, by variant."""
-    candidates: tuple[Candidate, ...]
-
-
-def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Choice:
-    """Choose the winner. Reads and writes nothing, and gives the same choice for the same input.
+def decide(
+    basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], *, run: str | None = None
+) -> Production:
+    """Choose the winner and write the document, which is not published yet. Reads and writes nothing, and gives the
+    same decision for the same input. *run* is the run that decides, if any.
 
     Raises:
         NoWinner: every variant lacks a metric, or does not pass the gates; or they cannot be compared.
@@ -60,27 +45,57 @@ def choose(basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping
 
     profile = parse(Profile, basis.profile, "the profile")
     measurements = measurements_of(evaluations, samples, profile)
-    excluded = basis.excluded | measurements.unusable
-    excluded |= {name: "; ".join(gate.reasons) for name, gate in measurements.gates.items() if gate.verdict != "pass"}
-    idle = [name for name in measurements.measured if name not in measurements.loaded]
-    excluded |= {name: "was not loaded" for name in idle if name not in excluded}
+    excluded = _excluded(basis, measurements)
     _check_choosable(measurements, profile, excluded)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
     apart = [name for name in measurements.loaded if name not in estimate.evidence.variants]
     excluded |= dict.fromkeys(apart, "no server of it was loaded beside one that can be compared with the reference")
     missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
     verdict = _judged(measurements, estimate, excluded, missing)
-    return Choice(
-        winner=measurements.evaluations[verdict.chosen],
-        verdict=verdict,
-        estimate=estimate,
-        basis=basis,
-        profile=profile,
-        measurements=measurements,
+    candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
+    winner = measurements.evaluations[verdict.chosen]
+    candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
+    layout, starts, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence.speed.blocks, basis.base
+    notes = notes_of(measurements, profile.constraints.limits(), basis.price)
+    return Production(
+        model=base.model,
+        commit=base.commit,
+        license=base.license,
+        base_digest=base.digest,
+        run=run,
+        winner=winner.variant,
+        release="",
+        reason=reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded),
+        wording=WORDING,
+        notes=(*notes, *([sentences_of(layout, winner.variant, candidate.cost)] if layout else [])),
+        rules=RULES,
+        slipway=version(),
+        outcome=verdict.outcome,
         missing=missing,
-        excluded=excluded,
-        candidates=candidates_of(measurements, estimate, verdict, excluded, basis.price),
+        starts=starts,
+        comparisons=verdict.comparisons,
+        more=verdict.more,
+        profile=profile.model_dump(mode="json"),
+        weights=profile.weights.shares(),
+        units={name: metric.unit for name, metric in METRICS.items()},
+        price=basis.price,
+        candidates=candidates,
+        workload=winner.workload,
+        engine=winner.engine,
+        hardware=winner.hardware,
+        layout=layout,
+        prompt_tokens_per_s=prompt_tokens_per_s(_as_served(samples[winner.variant], layout)),
+        key=decision_key(basis, measurements.evaluations),
+        decided_at=datetime.now(UTC),
     )
+
+
+def _excluded(basis: Basis, measurements: Measurements) -> dict[str, str]:
+    """Say why variants can't be chosen: those that were not measured, or do not pass the gates, or were not loaded."""
+    excluded = basis.excluded | measurements.unusable
+    excluded |= {name: "; ".join(gate.reasons) for name, gate in measurements.gates.items() if gate.verdict != "pass"}
+    idle = [name for name in measurements.measured if name not in measurements.loaded]
+    return excluded | {name: "was not loaded" for name in idle if name not in excluded}
 
 
 def _check_choosable(measurements: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
@@ -118,69 +133,11 @@ def _judged(
     return lacking(verdict, missing)
 
 
-def document(choice: Choice, *, run: str | None, release: str) -> Production:
-    """Write the document of a choice.
-
-    Args:
-        run: the run that decides, if any.
-        release: the release that the winner is published as; empty if it is not published.
-    """
-    winner, verdict, base = choice.winner, choice.verdict, choice.basis.base
-    measurements, price = choice.measurements, choice.basis.price
-    candidate = next(candidate for candidate in choice.candidates if candidate.variant == winner.variant)
-    layout = fewer_gpus_of(winner, choice.profile.constraints)
-    starts = choice.estimate.evidence.speed.blocks
-    samples = measurements.measured[winner.variant].samples
-    rounds, trials = samples.rounds, samples.trials
-    if layout and not layout.against:  # as it is served
-        rounds, trials = samples.smaller_rounds, samples.smaller_trials
-    return Production(
-        model=base.model,
-        commit=base.commit,
-        license=base.license,
-        base_digest=base.digest,
-        run=run,
-        winner=winner.variant,
-        release=release,
-        reason=reason_of(
-            verdict,
-            choice.estimate.criteria,
-            starts=starts,
-            change=candidate.change,
-            missing=choice.missing,
-            excluded=choice.excluded,
-        ),
-        wording=WORDING,
-        notes=(
-            *near_limits(measurements, choice.profile.constraints.limits()),
-            *notes_of(measurements.evaluations, price, measurements.questions),
-            *([sentences_of(layout, winner.variant, candidate.cost)] if layout else []),
-        ),
-        rules=RULES,
-        slipway=version(),
-        outcome=verdict.outcome,
-        missing=choice.missing,
-        starts=starts,
-        comparisons=verdict.comparisons,
-        more=verdict.more,
-        profile=choice.profile.model_dump(mode="json"),
-        weights=choice.profile.weights.shares(),
-        units={name: metric.unit for name, metric in METRICS.items()},
-        price=price,
-        candidates=choice.candidates,
-        workload=winner.workload,
-        engine=winner.engine,
-        hardware=winner.hardware,
-        layout=layout,
-        prompt_tokens_per_s=prompt_tokens_per_s((*rounds, *trials)),
-        key=decision_key(choice.basis, measurements.evaluations),
-        decided_at=datetime.now(UTC),
-    )
-
-
-def decide(basis: Basis, measured: Mapping[str, Evaluation], samples: Mapping[str, Samples]) -> Production:
-    """Write the document of a decision that is not published; fails like ``choose``."""
-    return document(choose(basis, measured, samples), run=None, release="")
+def _as_served(samples: Samples, layout: FewerGpus | None) -> tuple[LoadSamples, ...]:
+    """Select the winner's load with as many GPUs as it is served on."""
+    if layout and not layout.against:
+        return (*samples.smaller_rounds, *samples.smaller_trials)
+    return (*samples.rounds, *samples.trials)
 
 
 def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:

@@ -35,8 +35,7 @@ def _by_name(entries: list[Any]) -> dict[str, Any]:
 
 
 def _equal(before: Any, after: Any) -> bool:
-    numbers = (int, float)
-    if isinstance(before, numbers) and isinstance(after, numbers) and not isinstance(before, bool):
+    if isinstance(before, int | float) and isinstance(after, int | float) and not isinstance(before, bool):
         return math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=1e-12)
     return bool(before == after)
 

@@ -33,11 +33,8 @@ def fewer_gpus_of(winner: Evaluation, limits: Constraints) -> FewerGpus | None:
 
 
 def sentences_of(layout: FewerGpus, name: str, cost: Cost | None) -> str:
-    """Describe the comparison in one or two sentences.
-
-    Args:
-        cost: of a million output tokens with as many GPUs as all variants were measured on; None without a price.
-    """
+    """Describe the comparison in one or two sentences. *cost* is that of a million output tokens with as many GPUs as
+    all variants were measured on; None without a price."""
     few, usual = _gpus(layout.tensor_parallel_size), _gpus(layout.instead_of)
     if layout.requests_per_s is None or layout.cost is None:
         return f"{name} fits on {few} by calculation, but is served on {usual}: {'; '.join(layout.against)}."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from scoring.metrics import METRICS
 from scoring.pareto import pareto_front
 from stages.parts.base.errors import NoWinner
-from stages.parts.records.evaluation import Evaluation, by_machine, machine_of
+from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.samples.capacity import within
 from stages.parts.samples.divergence import divergence_measures, divergences
 from stages.parts.samples.evidence import Gate, Measured, evidence_of, gates_of, losses_of, recoveries
@@ -59,11 +59,6 @@ class Measurements:
     def incomparable(self) -> tuple[str, ...]:
         """List the metrics that say nothing about the variants, because these were measured on different hardware."""
         return SPEED if len(by_machine(self.evaluations)) > 1 else ()
-
-    def on_the_same_hardware(self, name: str) -> bool:
-        """Return whether the variant was measured on the same hardware as the reference, if there is one."""
-        reference = self.evaluations.get(self.reference)
-        return reference is None or machine_of(self.evaluations[name]) == machine_of(reference)
 
     def evidence(self) -> Evidence:
         """Gather the evidence of all variants that were loaded."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from statistics import geometric_mean
+from typing import Final
 
 from scoring.constraints import bound_of, meets
-from stages.parts.records.evaluation import Evaluation, by_machine
+from stages.parts.records.evaluation import Evaluation, by_machine, grouped
 from stages.parts.records.production import Price
 from stages.parts.samples.questions import Questions
-from stages.select.machine_speed import NOTED, machine_speeds, slower_machine
 from stages.select.measurements import Measurements
 
+NOTED: Final = 0.05
+"""A note says if the machine was slower by more than this share for a variant."""
 
-def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, questions: Questions) -> tuple[str, ...]:
-    """Note different hardware, a machine that changed its speed or was shared, variants that were overloaded or have no
-    cost, and questions that were not asked or not of all."""
-    return (
+
+def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Price | None) -> list[str]:
+    """Note values near a limit, different hardware, a machine that changed its speed or was shared, variants that were
+    overloaded or have no cost, and questions that were not asked or not of all."""
+    evaluations, questions = measurements.evaluations, measurements.questions
+    return [
+        *near_limits(measurements, limits),
         *different_hardware(evaluations),
         *slower_machine(machine_speeds(evaluations)),
         *changed_speed(evaluations),
@@ -27,7 +32,7 @@ def notes_of(evaluations: Mapping[str, Evaluation], price: Price | None, questio
         *not_asked(evaluations),
         *different_questions(questions),
         *without_items(evaluations, questions),
-    )
+    ]
 
 
 def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iterator[str]:
@@ -57,21 +62,45 @@ def different_hardware(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
         )
 
 
+def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """Compute the speed of the machine when each variant was measured: the geometric mean of its probes. Variants
+    measured on GPUs are missing, because GPUs are not probed.
+
+    Blocks compare the variants within minutes of each other and in an order that rotates, so that a drift of the
+    machine is part of the noise of starts. Where a server is started only once, nothing else shows it than these
+    probes. Measured values are never scaled by them, because the effect of a slower machine depends on what limits the
+    load.
+    """
+    return {
+        name: geometric_mean([speed for probe in drift.probes() for speed in probe.model_dump().values()])
+        for name, evaluation in evaluations.items()
+        if (drift := evaluation.drift) and not evaluation.hardware.gpus
+    }
+
+
+def slower_shares(shares: Mapping[str, float]) -> str:
+    """List the variants for which the machine was slower by more than a note needs; empty if there are none."""
+    return ", ".join(f"{share:.0%} slower for {name}" for name, share in shares.items() if share > NOTED)
+
+
+def slower_machine(speeds: Mapping[str, float]) -> Iterator[str]:
+    """Note a machine that was not equally fast for all variants."""
+    fastest = max(speeds, key=lambda name: speeds[name], default="")
+    if slower := slower_shares({name: 1 - speed / speeds[fastest] for name, speed in speeds.items()}):
+        yield f"The machine itself was {slower} than for {fastest}; latency and throughput are reported as measured."
+
+
 def changed_speed(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
-    changed: dict[str, list[str]] = defaultdict(list)
-    for name, evaluation in sorted(evaluations.items()):
-        drift = evaluation.drift
-        if drift and not evaluation.hardware.gpus and drift.largest_change > NOTED:
-            changed[f"{drift.largest_change:.0%}"].append(name)
+    drifts = {
+        name: run.drift.largest_change for name, run in evaluations.items() if run.drift and not run.hardware.gpus
+    }
+    changed = grouped({name: f"{change:.0%}" for name, change in sorted(drifts.items()) if change > NOTED})
     for change, names in changed.items():
         yield f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured."
 
 
 def shared_machine(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
-    shared: dict[str, list[str]] = defaultdict(list)
-    for name, evaluation in sorted(evaluations.items()):
-        if evaluation.beside:
-            shared[", ".join(evaluation.beside)].append(name)
+    shared = grouped({name: ", ".join(run.beside) for name, run in sorted(evaluations.items()) if run.beside})
     for models, names in shared.items():
         yield f"The machine was serving {models} while {', '.join(names)} was measured."
 

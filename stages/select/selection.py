@@ -7,7 +7,7 @@ finite, cannot win. Publishing links files: it costs O(number of files), whateve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from scoring.profile import Profile
@@ -22,7 +22,7 @@ from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.pinned import alike
 from stages.parts.releases.release import decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_samples
-from stages.select.decision import choose, decision_key, document
+from stages.select.decision import decide, decision_key
 from stages.select.stored import DECISION, Basis, store_inputs
 
 
@@ -30,8 +30,8 @@ class Selection(NamedTuple):
     reused: bool
     """Whether the same measurements led to this decision before."""
     decision: Production
-    placement: Placement
-    """How the files of the release were placed."""
+    placement: Placement | None
+    """How the files of the release were placed; None if they were there already."""
 
 
 def select(
@@ -62,27 +62,19 @@ def select(
     run = os.environ.get(program.RUN_VARIABLE)
     if run:
         store_inputs(store, store.run(run), basis, measured)
-    wait = serve or being_served(store)
-    if standing := standing_decision(store, decision_key(basis, measured)):
-        settle(store, standing.release, wait=wait or _held(standing, allow_incomplete=allow_incomplete))
-        selection = Selection(True, standing, "hardlink")
+    standing = standing_decision(store, decision_key(basis, measured))
+    decision, placement = standing or decide(basis, measured, samples, run=run), None
+    wait = serve or being_served(store) or (decision.outcome == "incomplete" and not allow_incomplete)
+    if standing:
+        settle(store, standing.release, wait=wait)
     else:
-        choice = choose(basis, measured, samples)
-        decision, winner = document(choice, run=run, release=""), choice.winner
-        name = release_name(
-            store, winner.variant, winner.variant_digest, lambda release: alike(store, release, decision)
-        )
+        digest = measured[decision.winner].variant_digest
+        name = release_name(store, decision.winner, digest, lambda release: alike(store, release, decision))
         decision = decision.model_copy(update={"release": name})
-        wait = wait or _held(decision, allow_incomplete=allow_incomplete)
-        selection = Selection(False, decision, publish(store, decision, wait=wait))
+        placement = publish(store, decision, wait=wait)
     if run:
-        selection.decision.write(store.run(run) / DECISION)
-    return selection
-
-
-def _held(decision: Production, *, allow_incomplete: bool) -> bool:
-    """Return whether the release must not reach clients until a person says so."""
-    return decision.outcome == "incomplete" and not allow_incomplete
+        decision.write(store.run(run) / DECISION)
+    return Selection(standing is not None, decision, placement)
 
 
 def gather(
@@ -122,25 +114,27 @@ def measured_variants(
     that could not be made or measured. A variant is not one of these if it was left out, because it can't be served
     here, or because it failed a gate before it was loaded."""
     run = os.environ.get(program.RUN_VARIABLE)
-    outcomes = (
-        {f"{outcome.stage}-{outcome.variant}": outcome for outcome in program.outcomes(store.run(run))} if run else None
-    )
+    ended = program.outcomes(store.run(run)) if run else []
+    outcomes = {(outcome.stage, outcome.variant): outcome for outcome in ended}
     measured: dict[str, Evaluation] = {}
     excluded: dict[str, str] = {}
+    missing = []
     for name in variants:
         variant = Variant.read(store.optimized(name) / VARIANT)
         evaluation = Evaluation.read(store.evaluation(name))
-        if failed := _failure(outcomes, name):
+        earlier = (outcomes.get((stage, name)) for stage in ("check", "evaluate"))
+        left_out = next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), "")
+        if failed := left_out or (_failure(outcomes, name) if run else ""):
             excluded[name] = failed
         elif variant is None or variant.base_digest != base.digest:
             excluded[name] = "was not made from this base"
         elif evaluation is None or evaluation.variant_digest != variant.digest:
             excluded[name] = "was not measured"
-        elif outcomes is not None and outcomes[f"evaluate-{name}"].key != evaluation.key:
+        elif run and outcomes["evaluate", name].key != evaluation.key:
             excluded[name] = "was measured by another run under other conditions"
         else:
             measured[name] = evaluation
-    missing = (name for name in excluded if not (outcomes and _left_out(outcomes, name)))
+        missing += [name] if name in excluded and not left_out else []
     return measured, excluded, tuple(missing)
 
 
@@ -153,22 +147,12 @@ def standing_decision(store: ModelStore, key: str) -> Production | None:
     return None
 
 
-def _failure(outcomes: dict[str, program.Outcome] | None, variant: str) -> str | None:
-    """Say why this run has no measurement of *variant*; None if it has one, or there is no run to ask."""
-    if outcomes is None:
-        return None
-    if left_out := _left_out(outcomes, variant):
-        return left_out
+def _failure(outcomes: Mapping[tuple[str, str], program.Outcome], variant: str) -> str:
+    """Say why this run has no measurement of *variant*; empty if it has one."""
     for stage in ("optimize", "evaluate"):
-        outcome = outcomes.get(f"{stage}-{variant}")
+        outcome = outcomes.get((stage, variant))
         if outcome is None:
             return f"{stage} did not finish"
         if outcome.result == "failed":
             return f"{stage} failed: {outcome.reason.splitlines()[0]}"
-    return None
-
-
-def _left_out(outcomes: dict[str, program.Outcome], variant: str) -> str | None:
-    """Say why check left the variant out, or evaluate before it was loaded; None if neither did."""
-    earlier = (outcomes.get(f"{stage}-{variant}") for stage in ("check", "evaluate"))
-    return next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), None)
+    return ""

@@ -1,4 +1,4 @@
-"""A decision in words: sentences that agree with its numbers."""
+"""A decision in words: sentences that agree with its numbers, and a table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from scoring.criteria import MARGIN_OF, Criteria
-from scoring.metrics import METRICS, odds
+from scoring.metrics import METRICS, TITLES, odds, shown
 from scoring.results import Change
+from stages.parts.records.production import Production
 
 if TYPE_CHECKING:
     from scoring.choice import Verdict
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 def reason_of(
     verdict: Verdict,
     criteria: Criteria,
-    *,
     starts: int,
     change: Mapping[str, Change],
     missing: Sequence[str],
@@ -24,11 +24,8 @@ def reason_of(
 ) -> str:
     """Say the outcome, and why the winner was chosen.
 
-    Args:
-        starts: of each server.
-        change: the winner's metrics compared with the reference's; empty if it is the reference.
-        missing: the variants because of which the decision is incomplete.
-        excluded: why, by variant.
+    *starts* are those of each server, *change* the winner's metrics compared with the reference's, *missing* the
+    variants because of which the decision is incomplete, and *excluded* says why, by variant.
     """
     unclear = [comparison.other for comparison in verdict.comparisons if comparison.other not in verdict.ranking]
     text = _settled(verdict, criteria, starts)
@@ -62,10 +59,12 @@ def _settled(verdict: Verdict, criteria: Criteria, starts: int) -> str:
             f"{_more(verdict, starts)}"
         )
     if by_relation["equivalent"]:
+        counting = dict.fromkeys(MARGIN_OF[name] for name, share in criteria.weights.shares().items() if share)
+        margins = _listed([f"{100 * getattr(criteria.margins, name):.3g}% in {name}" for name in counting])
         equal = _listed([first, *(pair.other for pair in by_relation["equivalent"])])
         worse = " Every other is worse." if by_relation["better"] else ""
         return (
-            f"{equal} are equivalent: they differ by less than {_margins(criteria)}.{worse} "
+            f"{equal} are equivalent: they differ by less than {margins}.{worse} "
             f"{chosen} is chosen as the cheapest to run, by memory, then by speed."
         )
     if by_relation["better"]:
@@ -88,12 +87,6 @@ def _more(verdict: Verdict, starts: int) -> str:
     return "No reasonable amount of measuring would settle it."
 
 
-def _margins(criteria: Criteria) -> str:
-    metrics = [name for name, share in criteria.weights.shares().items() if share]
-    margins = {MARGIN_OF[name]: getattr(criteria.margins, MARGIN_OF[name]) for name in metrics}
-    return _listed([f"{100 * margin:.3g}% in {name}" for name, margin in margins.items()])
-
-
 def _change(metric: str, change: Change | None) -> str:
     if change is None:
         return f"{metric} not comparable"
@@ -101,6 +94,23 @@ def _change(metric: str, change: Change | None) -> str:
     if change.low is None or change.high is None:
         return text
     return text + (" (within noise)" if change.value and change.low <= 0 <= change.high else "")
+
+
+def markdown(decision: Production) -> str:
+    """Write the outcome, and a row per variant by score, the winner in bold; excluded variants have their reason. It is
+    an output of select and shown by Argo's UI."""
+    metrics = [f"{heading} {decision.weights[name]:.0%}" for name, heading in TITLES.items()]
+    rows = [["Variant", "Score", "Best with", *metrics], ["---", "---:", "---:", *["---:"] * len(metrics)]]
+    for candidate in decision.candidates:
+        name = f"**{candidate.variant}**" if candidate.variant == decision.winner else candidate.variant
+        if candidate.excluded:
+            reason = " ".join(candidate.excluded.split()).replace("|", "\\|")
+            rows.append([name, f"excluded: {reason}", "–", *["–"] * len(metrics)])
+        else:
+            raw, counts = candidate.raw, candidate.normalized
+            values = [f"{shown(metric, raw[metric])} → {counts[metric]:z.2f}" for metric in TITLES]
+            rows.append([name, candidate.score_text, candidate.chance_text, *values])
+    return "\n".join([f"{decision.headline}\n", *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -59,12 +59,8 @@ class Verification:
 
 
 def verify(run: Path) -> Verification:
-    """Recompute the decision of a run, by its folder in the store; writes nothing.
-
-    Raises:
-        MissingRun: the run ended before a decision.
-        DamagedModel: the stored decision cannot be read at all.
-    """
+    """Recompute the decision of a run, by its folder in the store; writes nothing. Raises the errors of
+    ``read_stored``."""
     stored, verification = read_stored(run), Verification()
     evaluations: dict[str, Evaluation] = {}
     samples: dict[str, Samples] = {}
@@ -94,12 +90,7 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
             verification.findings.append(f"{stored.shown(current)} is not what {stored.folder.name} decided by")
     for path in paths:
         verification.compared.append(stored.shown(path))
-        try:
-            sha256 = sha256_of(path)
-        except OSError as error:
-            verification.findings.append(f"{stored.shown(path)} cannot be read: {error.strerror}")
-            continue
-        if sha256 != evaluation.samples_sha256:
+        if (sha256 := _sha256(path)) != evaluation.samples_sha256:
             verification.findings.append(
                 f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
                 f"{evaluation.samples_sha256[:12]}… was measured"
@@ -108,10 +99,7 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
 
 def _measured_again(current: Path, evaluation: Evaluation) -> bool:
     """Return whether the store holds a later measurement under the same conditions, with its own samples."""
-    try:
-        later = Evaluation.read(current)
-    except DamagedModel:
-        return False
+    later = Evaluation.read_if_intact(current)
     if later is None or later.started_at <= evaluation.started_at:
         return False
     return _sha256(current.with_suffix(SAMPLES_SUFFIX)) == later.samples_sha256 != evaluation.samples_sha256
@@ -131,10 +119,10 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
         except DamagedModel as error:
             verification.findings.append(str(error))
             continue
-        where = stored.shown(folder)
+        where, digest = stored.shown(folder), files_digest(variant.files) if variant else ""
         if variant is None:
             verification.findings.append(f"{where} has no {VARIANT}, so its weights cannot be checked")
-        elif folder == current and files_digest(variant.files) == variant.digest != evaluation.variant_digest:
+        elif folder == current and digest == variant.digest != evaluation.variant_digest:
             checked = f"; checked in {', '.join(stored.shown(release) for release in releases)}" if releases else ""
             verification.notes.append(
                 f"the weights that were measured are no longer in {where}: the variant was made again "
@@ -142,22 +130,16 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
             )
         else:
             verification.compared.append(where)
-            verification.findings += _wrong_files(stored, folder, variant, evaluation)
-
-
-def _wrong_files(stored: StoredDecision, folder: Path, variant: Variant, evaluation: Evaluation) -> Iterator[str]:
-    """Yield a finding if the manifest is not the one that was measured, and for each file that is not as in it."""
-    digest = files_digest(variant.files)
-    if not digest == variant.digest == evaluation.variant_digest:
-        yield (
-            f"{stored.shown(folder / VARIANT)} belongs to another variant than the one that was measured: digest "
-            f"{digest[:12]}…, measured {evaluation.variant_digest[:12]}…"
-        )
-    for file in variant.files:
-        if (sha256 := _sha256(folder / file.path)) != file.sha256:
-            yield (
-                f"{stored.shown(folder / file.path)} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
-            )
+            verification.findings += [
+                f"{where}/{file.path} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
+                for file in variant.files
+                if (sha256 := _sha256(folder / file.path)) != file.sha256
+            ]
+            if not digest == variant.digest == evaluation.variant_digest:
+                verification.findings.append(
+                    f"{where}/{VARIANT} belongs to another variant than the one that was measured: digest "
+                    f"{digest[:12]}…, measured {evaluation.variant_digest[:12]}…"
+                )
 
 
 def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Verification) -> Evaluation:

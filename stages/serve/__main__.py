@@ -44,16 +44,14 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.serve",
-        description="Serve the published release of a model as an OpenAI-compatible endpoint, and keep it up.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"""if {API_KEY_VARIABLE} is set, clients must send it as their API key
+    parser = program.parser(
+        "serve",
+        "Serve the published release of a model as an OpenAI-compatible endpoint, and keep it up.",
+        f"""if {API_KEY_VARIABLE} is set, clients must send it as their API key
 example:
   python -m stages.serve --model org/name --serving '{{"port": 8000}}'
   python -m stages.serve --model org/name --stop""",
     )
-    parser.add_argument("--model", required=True, help="org/name as on the Hub, or a path to a local directory")
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
     parser.add_argument("--rollout", default="{}", help="JSON: Rollout in stages/parts/base/rollout_settings.py")
     mode = parser.add_mutually_exclusive_group()

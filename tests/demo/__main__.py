@@ -15,7 +15,7 @@ import httpx
 
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import endpoint
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import processor
 from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
@@ -34,7 +34,7 @@ def main() -> int:
         command += ["--config", str(DEMO / "slipway.yaml"), "--store", str(STORE)]
         if (here := processor()) and not here.avx512:  # gptq is left out here, and the run says why
             command += ["--set", "optimize.variants=[fp16, gptq, int8]"]
-        with contained(command, environment=environment) as run:
+        with Contained(command, environment=environment) as run:
             status = run.wait()
     if status != 0:
         return status

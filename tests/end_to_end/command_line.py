@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from stages.parts.base.store import ModelStore
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import processor
 from tests.demo import DEMO
 from tests.demo import MODEL as MODEL
@@ -80,7 +80,7 @@ class Pipeline:
     def killed_when(self, task: str, log_line: str) -> None:
         """Start a run and SIGKILL the command line as soon as *task* has logged *log_line*."""
         before = set(self.store.runs.glob("*"))
-        with contained(self.command("run", MODEL, *CONFIG), environment=self.environment) as run:
+        with Contained(self.command("run", MODEL, *CONFIG), environment=self.environment) as run:
             deadline = time.monotonic() + START_LIMIT_S
             while time.monotonic() < deadline:
                 assert run.poll() is None, "it ended before it could be killed"

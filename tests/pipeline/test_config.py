@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.settings.config import FOLDERS, RunConfig, load, names, read_yaml
+from pipeline.settings.config import FOLDERS, RunConfig, load, names
 from pipeline.settings.platform import Platform
 from scoring.criteria import DEFAULT
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import CONFIGS
+from stages.parts.base.settings import CONFIGS, read_yaml
 
 
 def test_the_defaults_file_says_what_the_code_says() -> None:

@@ -15,8 +15,8 @@ from stages.evaluate.questions.question import QuestionTask
 from stages.evaluate.questions.recall import recall
 from stages.evaluate.questions.requests import structured_outputs, tool_calls
 from stages.evaluate.questions.text import KIND, of_text
-from stages.parts.base.store import digest_of, sha256_of
-from stages.parts.model.corpora import text_path
+from stages.parts.base.store import digest_of
+from stages.parts.model.corpora import text_digest
 
 RECIPE: Final = 2
 """Increased when the same questions are asked or graded in another way, so that older answers do not count."""
@@ -38,5 +38,5 @@ def questions_digest(tasks: Iterable[str]) -> str | None:
     """Compute the digest of what our own among *tasks* ask; None if there are none."""
     if (OWN.keys() | DEFINED).isdisjoint(tasks):
         return None
-    texts = {text: sha256_of(text_path(text, KIND)) for text in TEXTS}
+    texts = {text: text_digest(text, KIND) for text in TEXTS}
     return digest_of({"recipe": RECIPE, "data": {name: dataset.commit for name, dataset in DATA.items()}} | texts)

@@ -14,7 +14,7 @@ from typing import Final
 
 from stages.evaluate.questions.question import Question, Served, asked
 from stages.evaluate.questions.text import KIND
-from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.model.corpora import read_documents
 from stages.parts.vllm.completions import tokenize
 
 SEED: Final = 20260102
@@ -86,7 +86,7 @@ class _Fits:
         self._served = served
         self._sentences = [
             sentence.strip()
-            for document in read_documents(text_path("prose", KIND), KIND)
+            for document in read_documents("prose", KIND)
             for sentence in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
         ]
         self._per_sentence = self._tokens(" ".join(self._sentences)) / len(self._sentences)

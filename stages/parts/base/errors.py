@@ -53,6 +53,10 @@ class SlipwayError(Exception):
 
     exit_code: int = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
@@ -62,9 +66,7 @@ class SlipwayError(Exception):
         return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
-class ConfigError(SlipwayError):
-    exit_code = 2
-
+class ConfigError(SlipwayError, exit_code=2):
     @classmethod
     def of_many(cls, mistakes: Sequence[str], where: str) -> ConfigError:
         """One error that shows every mistake on its own line."""
@@ -85,100 +87,77 @@ class UnknownName(ConfigError):
         super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {listed}{remainder}")
 
 
-class InvalidName(ConfigError):
-    pass
+class InvalidName(ConfigError): ...
 
 
 class PermanentError(SlipwayError):
     """Another attempt would fail as well."""
 
 
-class ModelNotFound(PermanentError):
-    exit_code = 10
+class ModelNotFound(PermanentError, exit_code=10): ...
 
 
-class RevisionNotFound(PermanentError):
-    exit_code = 11
+class RevisionNotFound(PermanentError, exit_code=11): ...
 
 
-class AccessDenied(PermanentError):
-    exit_code = 12
+class AccessDenied(PermanentError, exit_code=12): ...
 
 
-class UnusableModel(PermanentError):
-    exit_code = 13
+class UnusableModel(PermanentError, exit_code=13): ...
 
 
-class DamagedModel(PermanentError):
-    exit_code = 14
+class DamagedModel(PermanentError, exit_code=14): ...
 
 
-class NotEnoughSpace(PermanentError):
-    exit_code = 15
+class NotEnoughSpace(PermanentError, exit_code=15): ...
 
 
-class QuantizationFailed(PermanentError):
-    exit_code = 20
+class QuantizationFailed(PermanentError, exit_code=20): ...
 
 
-class ServerFailed(PermanentError):
-    exit_code = 30
+class ServerFailed(PermanentError, exit_code=30): ...
 
 
-class MeasurementFailed(PermanentError):
-    exit_code = 31
+class MeasurementFailed(PermanentError, exit_code=31): ...
 
 
-class PortInUse(PermanentError):
-    exit_code = 32
+class PortInUse(PermanentError, exit_code=32): ...
 
 
-class NothingToServe(PermanentError):
-    exit_code = 33
+class NothingToServe(PermanentError, exit_code=33): ...
 
 
-class NotEnoughGpus(PermanentError):
-    exit_code = 34
+class NotEnoughGpus(PermanentError, exit_code=34): ...
 
 
-class NoWinner(PermanentError):
-    exit_code = 40
+class NoWinner(PermanentError, exit_code=40): ...
 
 
-class VerificationFailed(PermanentError):
-    exit_code = 41
+class VerificationFailed(PermanentError, exit_code=41): ...
 
 
-class Conflict(PermanentError):
-    exit_code = 42
+class Conflict(PermanentError, exit_code=42): ...
 
 
-class RolledBack(PermanentError):
-    exit_code = 43
+class RolledBack(PermanentError, exit_code=43): ...
 
 
-class DrillFailed(PermanentError):
-    exit_code = 44
+class DrillFailed(PermanentError, exit_code=44): ...
 
 
-class Incomplete(PermanentError):
-    exit_code = 45
+class Incomplete(PermanentError, exit_code=45): ...
 
 
-class MissingRun(PermanentError):
-    exit_code = 51
+class MissingRun(PermanentError, exit_code=51): ...
 
 
-class EventRefused(PermanentError):
-    exit_code = 52
+class EventRefused(PermanentError, exit_code=52): ...
 
 
-class ClusterRefused(PermanentError):
-    exit_code = 60
+class ClusterRefused(PermanentError, exit_code=60): ...
 
 
-class NotInstalled(PermanentError):
-    exit_code = 61
+class NotInstalled(PermanentError, exit_code=61): ...
 
 
 class RunFailed(PermanentError):
@@ -189,27 +168,20 @@ class RunFailed(PermanentError):
         self.exit_code = exit_code
 
 
-class TransientError(SlipwayError):
+class TransientError(SlipwayError, exit_code=75):
     """The cause may disappear by itself, so the engine tries again."""
 
-    exit_code = 75
+
+class HubUnavailable(TransientError): ...
 
 
-class HubUnavailable(TransientError):
-    pass
+class ClusterUnavailable(TransientError): ...
 
 
-class ClusterUnavailable(TransientError):
-    pass
+class ServerKilled(TransientError): ...
 
 
-class ServerKilled(TransientError):
-    pass
+class Busy(TransientError): ...
 
 
-class Busy(TransientError):
-    pass
-
-
-class Interrupted(SlipwayError):
-    exit_code = 130
+class Interrupted(SlipwayError, exit_code=130): ...

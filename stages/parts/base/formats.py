@@ -7,10 +7,11 @@ one, write a file with a ``Format``, and add a line to ``FORMATS``.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from scoring.names import REFERENCE
 
@@ -30,13 +31,10 @@ class Peak:
 class Quantizer(Protocol):
     """Makes the variants of one format. *base* is a ``stages.optimize.base_model.Base``."""
 
-    @property
-    def tools(self) -> tuple[str, ...]:
-        """The packages whose versions influence the result, and which are therefore a part of the variant's key."""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether it uses the calibration text. Its parameters then have a ``sequence_length``."""
+    tools: ClassVar[tuple[str, ...]]
+    """The packages whose versions influence the result, and which are therefore a part of the variant's key."""
+    calibrated: ClassVar[bool]
+    """Whether it uses the calibration text. Its parameters then have a ``sequence_length``."""
 
     def parameters(self, settings: Optimize, base: Any) -> dict[str, Any]:
         """Name quickly all that influences the result besides the base, the calibration text and the tools."""
@@ -89,27 +87,15 @@ class Format:
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
 
 
-class Formats(Mapping[str, Format]):
+class Formats(UserDict[str, Any]):
     """The records by name. They are imported when they are read, so that a list of the names costs nothing."""
 
-    def __init__(self, places: dict[str, str]) -> None:
-        self.places = places
-
     def __getitem__(self, name: str) -> Format:
-        record: Format = pkgutil.resolve_name(self.places[name])
+        record: Format = pkgutil.resolve_name(self.data[name])
         return record
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-
-FORMATS: Final = Formats(
+FORMATS: Final[Mapping[str, Format]] = Formats(
     {
         REFERENCE: "stages.optimize.fp16:FP16",
         "awq": "stages.optimize.four_bit:AWQ",

@@ -8,6 +8,7 @@ its error as JSON: the local engine reads the error from ``SLIPWAY_OUTPUTS``, Ar
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -122,6 +123,18 @@ class StageFailure(BaseModel):
         return failure.model_dump_json()
 
 
+def parser(stage: str, about: str | None, examples: str) -> argparse.ArgumentParser:
+    """Make the parser of a stage's arguments, of which the model is the first. Both texts are printed as they are."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m stages.{stage}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=examples,
+    )
+    made.add_argument("--model", required=True, help="org/name as on the Hub, or a directory such as ./my-model")
+    return made
+
+
 def main(stage: Callable[[], None]) -> NoReturn:
     """Run a stage and end the process with 0, the error's exit code, 130 on Ctrl-C, or 143 on SIGTERM."""
     answer_sigterm()
@@ -161,7 +174,13 @@ def leave_failure(message: str, hint: str, exit_code: int) -> None:
 
 def answer_sigterm() -> None:
     """Let SIGTERM end this process as Ctrl-C does, so that it cleans up."""
-    signal.signal(signal.SIGTERM, _raise_interrupted)
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        # A second signal must not interrupt the clean-up.
+        signal.signal(number, signal.SIG_IGN)
+        raise _Terminated("asked to stop (SIGTERM)")
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager
@@ -206,11 +225,4 @@ def write_output(name: str, value: str) -> None:
         write_text(Path(folder) / name, value)
 
 
-class _Terminated(Interrupted):
-    pass
-
-
-def _raise_interrupted(number: int, _: FrameType | None) -> NoReturn:
-    # A second signal must not interrupt the clean-up.
-    signal.signal(number, signal.SIG_IGN)
-    raise _Terminated("asked to stop (SIGTERM)")
+class _Terminated(Interrupted): ...

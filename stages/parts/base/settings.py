@@ -33,11 +33,8 @@ class Settings(BaseModel):
 
 
 def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> SettingsT:
-    """Validate *data* and show all mistakes at once, one per line.
-
-    Raises:
-        ConfigError: names each wrong field and *where* it is: the file or the flag.
-    """
+    """Validate *data*, or show all mistakes at once, one per line, with ConfigError, which names each wrong field and
+    *where* it is: the file or the flag."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -45,11 +42,7 @@ def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> Settin
 
 
 def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
-    """Like ``parse``, from the JSON text of a flag.
-
-    Raises:
-        ConfigError: *text* is not a JSON object, or has a wrong field.
-    """
+    """Like ``parse``, from the JSON text of a flag, which has to be an object."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -57,6 +50,23 @@ def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
     if not isinstance(data, dict):
         raise ConfigError(f"{where} is not a JSON object")
     return parse(model, data, where)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; ConfigError if the file is missing, unreadable, not YAML, or not a mapping."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold fields with values, not a {type(data).__name__}")
+    return data
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:

@@ -43,11 +43,8 @@ Placement = Literal["hardlink", "reflink", "copy"]
 
 
 def directory_name(model: str) -> str:
-    """``org/name`` → ``org--name``. Hub names contain no ``--``, so two models never share a directory.
-
-    Raises:
-        InvalidName: *model* is not ``name`` or ``org/name`` as the Hub allows them.
-    """
+    """``org/name`` → ``org--name``; InvalidName for a name that the Hub does not allow. Hub names contain no ``--``, so
+    two models never share a directory."""
     parts = model.split("/")
     if len(parts) > 2 or not all(NAME.match(part) for part in parts):
         raise InvalidName(
@@ -58,11 +55,8 @@ def directory_name(model: str) -> str:
 
 
 def safe_relative(path: str) -> PurePosixPath:
-    """Check that the path of a file in a repository stays inside the directory that the repository is written to.
-
-    Raises:
-        InvalidName: it is absolute or empty, or contains ``..``, a backslash or a control character.
-    """
+    """Refuse, with InvalidName, the path of a file in a repository that could lead out of it: one that is absolute or
+    empty, or contains ``..``, a backslash or a control character."""
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or not path.isprintable():
         raise InvalidName(
@@ -90,14 +84,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fsync_tree(directory: Path) -> None:
-    """Flush *directory* and everything below it to the disk."""
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            _fsync(Path(folder, name))
-        _fsync(Path(folder))
-
-
 def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> None:
     """Replace the content of *path* with *value* as indented JSON, atomically and durably."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
@@ -105,11 +91,7 @@ def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> Non
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of *path* with *text*, atomically and durably.
-
-    Raises:
-        NotEnoughSpace: the disk is full; *path* is unchanged.
-    """
+    """Replace the content of *path* with *text*, atomically and durably; NotEnoughSpace leaves it unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with full_disk_as_error(path.parent):
@@ -168,10 +150,7 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
 def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
     """Hold an advisory lock, which the kernel releases however the process ends.
 
-    If another process holds it, a line on stderr says so while this one waits.
-
-    Raises:
-        Busy: another process holds the lock and *wait* is false.
+    If another process holds it, a line on stderr says so while this one waits; or it ends with Busy, without *wait*.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
@@ -240,10 +219,8 @@ class ModelStore:
         So two configurations do not undo each other's work: one variant and one evaluation of a name is in its place at
         a time. The caller holds their lock. After a crash in between the store has neither, and they are made again.
 
-        Args:
-            paths: files or directories that belong together. The last one, which holds the key, is moved out first and
-                in last.
-            current: the key of those that are there; None if there are none, or they are damaged.
+        The *paths* are files or directories that belong together. The last one, which holds the key, is moved out first
+        and in last. *current* is the key of those that are there; None if there are none, or they are damaged.
         """
         if current == key:
             return
@@ -263,10 +240,7 @@ class ModelStore:
 
         *resume* is a key: an unfinished directory with the same key is used again with its content, and is kept
         when the block fails, so that a download continues where it stopped. Processes that build the same target
-        wait for each other.
-
-        Raises:
-            NotEnoughSpace: the disk is full; *target* is unchanged.
+        wait for each other. NotEnoughSpace leaves *target* unchanged.
         """
         slug = "-".join(target.relative_to(self.path).parts)
         with full_disk_as_error(self.path), exclusive(self.lock(slug), slug):
@@ -280,7 +254,8 @@ class ModelStore:
                 work.mkdir()
             try:
                 yield work
-                fsync_tree(work)
+                for path in (work, *work.rglob("*")):
+                    _fsync(path)
                 swap(work, target)
             finally:
                 if not resume:

@@ -35,7 +35,7 @@ from stages.parts.endpoint.envoy_config import (
 )
 from stages.parts.endpoint.routing import Routing, names_of
 from stages.parts.endpoint.tls import Tls
-from stages.parts.machine.process import Contained, contained
+from stages.parts.machine.process import Contained
 
 POLL_S: Final = 0.02
 START_TIMEOUT_S: Final = 30.0
@@ -207,7 +207,7 @@ def proxying(
     with (
         answering(door, folder / DOOR_SOCKET, folder / access_log.NAME) as answers,
         log.open("ab") as output,
-        contained(command, output=output, directory=folder) as process,
+        Contained(command, output=output, directory=folder) as process,
     ):
         proxy = Proxy(folder, process, answers, log, tls)
         late = f"Envoy was not ready after {START_TIMEOUT_S:.0f} s"

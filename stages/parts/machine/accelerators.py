@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
-from stages.parts.base.errors import ConfigError
-from stages.parts.base.settings import CONFIGS, Settings, parse
+from stages.parts.base.settings import CONFIGS, Settings, parse, read_yaml
 
 CATALOGUE: Final = CONFIGS / "accelerators.yaml"
 VARIABLE: Final = "SLIPWAY_ACCELERATORS"
@@ -30,8 +27,8 @@ def catalogue(override: Path | None = None) -> dict[str, Accelerator]:
     """
     if override is None and (path := os.environ.get(VARIABLE)):
         override = Path(path)
-    data = _read(CATALOGUE)
-    for name, fields in (_read(override) if override else {}).items():
+    data = read_yaml(CATALOGUE)
+    for name, fields in (read_yaml(override) if override else {}).items():
         is_merged = isinstance(fields, dict) and isinstance(data.get(name), dict)
         data[name] = data[name] | fields if is_merged else fields
     return parse(Catalogue, {"accelerators": data}, str(override or CATALOGUE)).accelerators
@@ -41,13 +38,3 @@ def accelerator_of(device: str, accelerators: Mapping[str, Accelerator]) -> str 
     """Find the name of the accelerator that nvidia-smi lists as *device*, such as ``NVIDIA H200, 143771 MiB``."""
     model = device.partition(",")[0].strip()
     return next((name for name, accelerator in accelerators.items() if accelerator.device == model), None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} does not hold accelerators by name", hint=f"an example: {CATALOGUE}")
-    return data

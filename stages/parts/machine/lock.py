@@ -38,16 +38,12 @@ def _turn(task: str, mode: int) -> Iterator[None]:
         try:
             fcntl.flock(file, mode | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for {_holders(path)}, on this machine")
+            # The living processes that took the lock since a measurement last held it.
+            holders = [line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines()]
+            living = [f"{name} (process {pid})" for pid, _, name in holders if Path("/proc", pid).exists()]
+            say(f"waiting for {', '.join(living) or 'another process'}, on this machine")
             fcntl.flock(file, mode)
         if mode == fcntl.LOCK_EX:
             file.truncate(0)  # no other process holds it
         file.write(f"{os.getpid()} {task}\n".encode())
         yield
-
-
-def _holders(path: Path) -> str:
-    """Find the living processes that took the lock since a measurement last held it."""
-    lines = [line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines()]
-    living = [f"{task} (process {pid})" for pid, _, task in lines if Path("/proc", pid).exists()]
-    return ", ".join(living) or "another process"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Self, cast
 
 GUARD: Final = Path(__file__).with_name("guard.py")
 GRACE_S: Final = 15.0
@@ -17,7 +16,7 @@ GRACE_S: Final = 15.0
 
 
 class Contained:
-    """A running command and all processes that it started.
+    """A running command and all processes that it started; as a context, it ends with the block for any reason.
 
     ``pid`` is that of the guard, the root of the process tree. Ctrl-C on the terminal does not reach the tree: the
     caller ends it.
@@ -52,9 +51,20 @@ class Contained:
         finally:
             os.close(lifeline)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What the command prints, if *output* is ``subprocess.PIPE``."""
+        return cast("IO[bytes]", self._process.stdout)
 
     def poll(self) -> int | None:
         """Return the exit status (128 + the signal that ended it), or None while it runs."""
@@ -83,23 +93,6 @@ class Contained:
 def _shell_status(status: int) -> int:
     """subprocess reports a signal that ended the guard itself as a negative number."""
     return status if status >= 0 else 128 - status
-
-
-@contextlib.contextmanager
-def contained(
-    command: Sequence[str],
-    *,
-    output: int | IO[bytes] | None = None,
-    environment: Mapping[str, str] | None = None,
-    directory: Path | None = None,
-    grace_s: float = GRACE_S,
-) -> Iterator[Contained]:
-    """Run a command that ends, with all processes that it started, when the block ends for any reason."""
-    process = Contained(command, output=output, environment=environment, directory=directory, grace_s=grace_s)
-    try:
-        yield process
-    finally:
-        process.stop()
 
 
 def peak_resident_bytes() -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
-from stages.parts.model.safetensors import Tensor, find_not_finite, read_header
+from stages.parts.model.safetensors import damaged, find_not_finite, read_header
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -61,7 +60,8 @@ def small_files(paths: Iterable[str]) -> list[str]:
     for path in names:
         if _is_small(path.rpartition("/")[2]) or path.endswith(".safetensors"):
             safe_relative(path)
-    _check_some_weights(names)
+    if SINGLE not in names and INDEX not in names:
+        raise _without_weights(names)
     if CONFIG not in names:
         raise UnusableModel("the repository has no config.json", hint="name a model in the Transformers layout")
     if not any(set(files) <= set(names) for files in TOKENIZERS):
@@ -87,10 +87,7 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
         return [SINGLE]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DamagedModel(
-            f"{INDEX} names {missing[0]}{more}, which the repository does not have",
-            hint="the upload is incomplete: try another --revision, or tell the publisher",
-        )
+        raise damaged(f"{INDEX} names {missing[0]}{more}, which the repository does not have")
     for shard in shards:
         if "/" in shard or not shard.endswith(".safetensors"):
             raise UnusableModel(
@@ -154,15 +151,14 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     """
     architecture = check_configuration(directory)
     headers = {name: read_header(directory / name) for name in weights}
-    if list(weights) != [SINGLE]:
-        _check_index(directory, headers)
+    weight_map = _weight_map(directory) if list(weights) != [SINGLE] else {}
+    if missing := [name for name, shard in weight_map.items() if name not in headers[shard]]:
+        more = f"; {len(missing) - 1} more are missing" if len(missing) > 1 else ""
+        raise damaged(f"{weight_map[missing[0]]} lacks tensor {missing[0]}, which {INDEX} says it holds{more}")
     for name, tensors in headers.items():
-        if located := find_not_finite(directory / name, tensors.values()):
+        if located := find_not_finite(tensors.values()):
             tensor, element = located
-            raise DamagedModel(
-                f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})",
-                hint="the weights can't be used: try another --revision, or tell the publisher",
-            )
+            raise damaged(f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})")
     parameters = sum(tensor.count for tensors in headers.values() for tensor in tensors.values())
     if not parameters:
         raise DamagedModel(f"{' '.join(weights)} holds no weights", hint="name another model or --revision")
@@ -183,8 +179,8 @@ def card_license(card: Path) -> str | None:
     if not isinstance(data, dict):
         return None
     value = data.get("license")
-    if value == "other" and data.get("license_name"):
-        value = data["license_name"]
+    if value == "other":
+        value = data.get("license_name") or value
     return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) if value else None
 
 
@@ -192,18 +188,15 @@ def _is_small(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in SMALL) and path.count("/") <= path.startswith("additional_")
 
 
-def _check_some_weights(names: Collection[str]) -> None:
-    if SINGLE in names or INDEX in names:
-        return
+def _without_weights(names: Collection[str]) -> UnusableModel:
     if "adapter_config.json" in names:
-        raise UnusableModel(
-            "the repository is an adapter (LoRA), not a model", hint="merge it into its base model first"
-        )
+        hint = "merge it into its base model first"
+        return UnusableModel("the repository is an adapter (LoRA), not a model", hint=hint)
     if any(name.endswith(PICKLES) for name in names):
-        raise UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
+        return UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
     suffixes = sorted({suffix for name in names for suffix in OTHER_FORMATS if name.endswith(suffix)})
     contents = f"only {', '.join(suffixes)} in another layout" if suffixes else "none at all"
-    raise UnusableModel(
+    return UnusableModel(
         f"the repository has no weights as {SINGLE} or {INDEX}: {contents}",
         hint="name the same model in the Transformers layout",
     )
@@ -218,23 +211,10 @@ def _known_to_transformers(model_type: object) -> bool:
     return model_type in CONFIG_MAPPING_NAMES
 
 
-def _check_index(directory: Path, headers: Mapping[str, Mapping[str, Tensor]]) -> None:
-    by_shard: dict[str, list[str]] = defaultdict(list)
-    for tensor, shard in _weight_map(directory).items():
-        by_shard[shard].append(tensor)
-    for shard, tensors in by_shard.items():
-        if missing := [tensor for tensor in tensors if tensor not in headers[shard]]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise DamagedModel(
-                f"{shard} lacks tensor {missing[0]}{more}, which {INDEX} says it holds",
-                hint="the upload is inconsistent: try another --revision, or tell the publisher",
-            )
-
-
 def _weight_map(directory: Path) -> dict[str, str]:
     weight_map = parse_object((directory / INDEX).read_bytes(), INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise DamagedModel(f"{INDEX} has no weight_map", hint="try another --revision, or tell the publisher")
+        raise damaged(f"{INDEX} has no weight_map")
     for shard in set(weight_map.values()):
         safe_relative(shard)
     return weight_map
@@ -245,7 +225,7 @@ def parse_object(content: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedModel(f"{name} is not JSON", hint="try another --revision, or tell the publisher") from error
+        raise damaged(f"{name} is not JSON") from error
     if not isinstance(value, dict):
-        raise DamagedModel(f"{name} is not a JSON object", hint="try another --revision, or tell the publisher")
+        raise damaged(f"{name} is not a JSON object")
     return value

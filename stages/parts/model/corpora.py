@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import CONFIGS
+from stages.parts.base.store import sha256_of
 from stages.parts.base.workload import Workload
 
 
@@ -48,16 +51,22 @@ def own_files(workload: Workload, optimize: Optimize) -> dict[str, Path]:
     return {field: Path(path).expanduser() for field, path in paths.items() if path}
 
 
-def read_documents(path: Path, kind: str) -> list[str]:
+def text_digest(text: str, kind: str) -> str:
+    """Compute the sha256 of the file that *text* names. Raises the errors of ``read_documents``."""
+    path = text_path(text, kind)
+    with _readable(path, kind):
+        return sha256_of(path)
+
+
+def read_documents(text: str, kind: str) -> list[str]:
     """Read the documents in a file: the ``text`` fields of a .jsonl file, or texts between form feeds or blank lines.
 
     Raises:
-        ConfigError: the file is unreadable, malformed or empty.
+        UnknownName, ConfigError: see ``text_path``; or the file is unreadable, malformed or empty.
     """
-    try:
+    path = text_path(text, kind)
+    with _readable(path, kind):
         content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, kind, error) from error
     if path.suffix == ".jsonl":
         lines = enumerate(content.split("\n"), start=1)
         documents = [_text_field(f"line {number} of the {kind} text {path}", line) for number, line in lines]
@@ -69,9 +78,12 @@ def read_documents(path: Path, kind: str) -> list[str]:
     return documents
 
 
-def unreadable(path: Path, kind: str, error: Exception) -> ConfigError:
-    """Make the error for a file that can't be read."""
-    return ConfigError(f"the {kind} text {path} can't be read: {error}", hint="it must be UTF-8 text")
+@contextlib.contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the {kind} text {path} can't be read: {error}", hint="it must be UTF-8 text") from error
 
 
 def _text_field(where: str, line: str) -> str:

@@ -22,7 +22,7 @@ from stages.parts.model.checkpoint import (
 )
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
-from stages.parts.model.safetensors import read_header
+from stages.parts.model.safetensors import read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired
 
 
@@ -44,7 +44,14 @@ def describe_model(source: str, revision: str) -> Description:
         The other errors are those of ``hub.describe``.
     """
     name = ModelName.parse(source)
-    description = describe_directory(name.directory, source) if name.directory else _from_hub(name.id, revision)
+    if name.directory:
+        description = describe_directory(name.directory, source)
+    else:
+        listing = hub.describe(name.id, revision)
+        paths = [file.path for file in listing.files]
+        small_files(paths)
+        config = parse_object(hub.read_small(name.id, listing.commit, CONFIG), CONFIG)
+        description = Description(name.id, listing.commit, config, _count(name.id, listing.commit, paths, config))
     refuse_quantized(description.config)
     return description
 
@@ -64,16 +71,8 @@ def describe_directory(directory: Path, source: str) -> Description:
     paths = local_sizes(directory)
     small_files(paths)
     config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
-    headers = [read_header(directory / path) for path in weight_files(paths, directory)]
-    return Description(source, None, config, sum(tensor.count for header in headers for tensor in header.values()))
-
-
-def _from_hub(model: str, revision: str) -> Description:
-    listing = hub.describe(model, revision)
-    paths = [file.path for file in listing.files]
-    small_files(paths)
-    config = parse_object(hub.read_small(model, listing.commit, CONFIG), CONFIG)
-    return Description(model, listing.commit, config, _count(model, listing.commit, paths, config))
+    tensors = read_headers(directory / path for path in weight_files(paths, directory))
+    return Description(source, None, config, sum(tensor.count for tensor in tensors.values()))
 
 
 def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:

@@ -16,15 +16,6 @@ LOCAL_DIGITS: Final = 40
 LOCAL_COMMIT: Final = re.compile(f"{LOCAL_PREFIX}[0-9a-f]{{{LOCAL_DIGITS}}}")
 
 
-def check_exists(directory: Path) -> None:
-    """Refuse, with InvalidName, a directory that does not exist."""
-    if not directory.is_dir():
-        raise InvalidName(
-            f"there is no directory {directory}",
-            hint="give a name as on the Hub ('org/name'), or a directory that exists",
-        )
-
-
 def local_commit(directory: Path) -> str:
     """Compute a commit name for the files of *directory* that serving needs; it changes when any of them changes."""
     paths = local_sizes(directory)
@@ -39,7 +30,10 @@ def commit_name(digest: str) -> str:
 
 def local_sizes(directory: Path) -> dict[str, int]:
     """List the sizes in bytes of the files in a directory and one level below. Follows symbolic links, and refuses
-    broken ones with DamagedModel."""
+    broken ones with DamagedModel, and a directory that does not exist with InvalidName."""
+    if not directory.is_dir():
+        hint = "give a name as on the Hub ('org/name'), or a directory that exists"
+        raise InvalidName(f"there is no directory {directory}", hint=hint)
     sizes = {}
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         if path.is_symlink() and not path.exists():

@@ -13,8 +13,7 @@ import io
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -30,6 +29,8 @@ from stages.parts.base.errors import (
     RevisionNotFound,
     SlipwayError,
 )
+from stages.parts.base.log import say
+from stages.parts.model.safetensors import damaged
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -39,9 +40,9 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_S: Final = 20.0
 """Timeout of a request about a model. Downloads use huggingface_hub's HF_HUB_DOWNLOAD_TIMEOUT (10 s without a byte)."""
 ATTEMPTS: Final = 3
-"""Consecutive attempts without a byte before the Hub counts as unavailable. Then the engine retries the stage."""
+"""Attempts before the Hub counts as unavailable. Then the engine retries the stage."""
 FIRST_PAUSE_S: Final = 0.5
-"""Pause before the second attempt; doubled after each further attempt without a byte."""
+"""Pause before the second attempt; doubled before the third."""
 LONGEST_PAUSE_S: Final = 60.0
 """If the Hub asks for a longer pause (Retry-After), the stage ends and the engine retries it."""
 
@@ -95,7 +96,7 @@ def describe(model: str, revision: str) -> Listing:
 def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
     """Append the missing bytes of a file to *partial*, which contains its first bytes or nothing.
 
-    After a lost connection the download continues where it stopped, as long as each attempt brings some bytes.
+    After a lost connection the download continues where it stopped, as long as ``ATTEMPTS`` bring some bytes.
 
     Raises:
         OSError: *partial* can't be written. The other errors are those of ``describe``.
@@ -108,10 +109,17 @@ def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
     url = hf_hub_url(model, path, revision=commit)
     # A compressed response has another length, and can't be continued in the middle.
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-    for attempt in _retrying(partial.tell):
-        with attempt, _our_errors(model, commit, path, partial):
-            have = partial.seek(0, os.SEEK_END)
-            http_get(url, partial, resume_size=have, headers=headers, tqdm_class=silent_tqdm)
+    while True:
+        before = partial.seek(0, os.SEEK_END)
+        try:
+            for attempt in _retrying():
+                with attempt, _our_errors(model, commit, path, partial):
+                    have = partial.seek(0, os.SEEK_END)
+                    http_get(url, partial, resume_size=have, headers=headers, tqdm_class=silent_tqdm)
+            return
+        except HubUnavailable:
+            if partial.tell() <= before:
+                raise
 
 
 def read_small(model: str, commit: str, path: str) -> bytes:
@@ -161,16 +169,10 @@ def count_parameters(model: str, commit: str, path: str) -> int:
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import SafetensorsParsingError
 
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
-            try:
-                metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-            except SafetensorsParsingError as error:
-                raise DamagedModel(
-                    f"{path} of {model} is not a safetensors file", hint="try another --revision, or tell the publisher"
-                ) from error
+            metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
     return sum(metadata.parameter_count.values())
 
 
@@ -188,6 +190,8 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
         ) from error
     except hub.HFValidationError as error:
         raise InvalidName(f"{model!r} is not a model's name", hint="use 'org/name' as on the Hub") from error
+    except hub.SafetensorsParsingError as error:
+        raise damaged(f"{path} of {model} is not a safetensors file") from error
     except hub.HfHubHTTPError as error:
         if partial is not None and error.response.status_code == 416:
             partial.truncate(0)  # it is longer than the Hub's file, so it is not the beginning of that file
@@ -239,37 +243,18 @@ def _host() -> str:
     return endpoint().partition("://")[2] or endpoint()
 
 
-class _Patience:
-    """When tenacity tries again: an attempt that brought some bytes resets the count of failed attempts."""
-
-    def __init__(self, progress: Callable[[], int]) -> None:
-        self._progress, self._reached, self._fruitless = progress, progress(), 0
-
-    def count(self, _: RetryCallState) -> None:
-        reached = self._progress()
-        self._fruitless = 0 if reached > self._reached else self._fruitless + 1
-        self._reached = reached
-
-    def ended(self, _: RetryCallState) -> bool:
-        return self._fruitless >= ATTEMPTS
-
-    def pause_s(self, state: RetryCallState) -> float:
-        return max(FIRST_PAUSE_S * 2.0 ** (self._fruitless - 1), _asked_pause_s(_error(state)))
-
-
-def _retrying(progress: Callable[[], int] = lambda: 0) -> Retrying:
-    from tenacity import Retrying, retry_if_exception
+def _retrying() -> Retrying:
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     def may_pass(error: BaseException) -> bool:
         return isinstance(error, HubUnavailable) and _asked_pause_s(error) <= LONGEST_PAUSE_S
 
-    patience = _Patience(progress)
+    growing = wait_exponential(FIRST_PAUSE_S)
     return Retrying(
         retry=retry_if_exception(may_pass),
-        after=patience.count,
-        stop=patience.ended,
-        wait=patience.pause_s,
-        before_sleep=lambda state: print(f"{_error(state)}; trying again", file=sys.stderr, flush=True),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=lambda state: max(growing(state), _asked_pause_s(_error(state))),
+        before_sleep=lambda state: say(f"{_error(state)}; trying again"),
         reraise=True,
     )
 

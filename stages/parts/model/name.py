@@ -19,7 +19,7 @@ class ModelName:
     id: str
     """The name in the store: ``org/name`` as on the Hub, or ``local/my-model`` for a directory ``./my-model``."""
     directory: Path | None
-    """The absolute path of a local model, which need not exist; None for a model on the Hub."""
+    """The absolute path of a local model, with symbolic links, which need not exist; None for a model on the Hub."""
 
     @classmethod
     def parse(cls, source: str) -> Self:
@@ -31,7 +31,9 @@ class ModelName:
         if not (source.startswith(("/", "./", "../", "~")) or source in (".", "..")):
             directory_name(source)
             return cls(source, source, None)
-        directory = _absolute(source)
+        directory = Path(source).absolute()
+        with contextlib.suppress(RuntimeError):  # '~nobody' is kept as written; later there is no such directory
+            directory = Path(os.path.normpath(Path(source).expanduser().absolute()))
         identifier = f"local/{directory.name}"
         try:
             directory_name(identifier)
@@ -43,16 +45,5 @@ class ModelName:
         return cls(source, identifier, directory)
 
     def store(self, root: Path | None = None) -> ModelStore:
-        """Return the model's store in *root*; by default in the folder that ``SLIPWAY_STORE`` names.
-
-        Raises:
-            ConfigError: the variable is not set.
-        """
+        """Return the model's store in *root*; by default in ``store_root()``."""
         return ModelStore((root or store_root()).absolute(), self.id)
-
-
-def _absolute(path: str) -> Path:
-    """Make the path absolute, with ``~`` expanded and symbolic links kept."""
-    with contextlib.suppress(RuntimeError):  # '~nobody' is kept as written; later there is no such directory
-        return Path(os.path.normpath(Path(path).expanduser().absolute()))
-    return Path(path).absolute()

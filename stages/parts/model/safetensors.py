@@ -28,7 +28,6 @@ BITS: Final = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-_HINT: Final = "the publisher's file is damaged: try another --revision, or tell the publisher"
 # A float is NaN or infinite exactly when all bits of its exponent are set.
 EXPONENT: Final = {
     "F16": ("<u2", 0x7C00),
@@ -38,10 +37,16 @@ EXPONENT: Final = {
 }
 
 
+def damaged(message: str) -> DamagedModel:
+    """Make the error of a model whose files were published damaged."""
+    return DamagedModel(message, hint="try another --revision, or tell the publisher")
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """``start`` and ``end`` are positions in the file, in bytes."""
+    """A tensor in the file *path*; ``start`` and ``end`` are positions there, in bytes."""
 
+    path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -63,32 +68,45 @@ def read_header(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(LONGEST_HEADER_BYTES, size - 8):
-            raise DamagedModel(
-                f"{path.name} is truncated or not a safetensors file: {size} bytes, its header alone needs {length}",
-                hint=_HINT,
+            raise damaged(
+                f"{path.name} is truncated or not a safetensors file: {size} bytes, its header alone needs {length}"
             )
         raw = file.read(length)
     try:
         entries = json.loads(raw)
-        tensors = [_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
+        tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedModel(f"{path.name}: its safetensors header does not parse", hint=_HINT) from error
-    _check_layout(path.name, tensors, 8 + length, size)
+        raise damaged(f"{path.name}: its safetensors header does not parse") from error
+    # Every tensor is as long as its type and shape say, and they fill the file without gaps.
+    position = 8 + length
+    for tensor in sorted(tensors, key=lambda entry: (entry.start, entry.end)):
+        bits = BITS.get(tensor.dtype)
+        if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
+            raise damaged(f"{path.name}: tensor {tensor.name} is not where the header says")
+        position = tensor.end
+    if position != size:
+        mistake = "is truncated" if size < position else "has bytes that belong to no tensor"
+        raise damaged(f"{path.name} {mistake}: {size} bytes, its header says {position}")
     return {tensor.name: tensor for tensor in tensors}
 
 
-def find_not_finite(path: Path, tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
+def read_headers(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Read the tensors of several files by name."""
+    return {name: tensor for path in sorted(paths) for name, tensor in read_header(path).items()}
+
+
+def find_not_finite(tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
     """Find the first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
 
     Reads each byte once, in blocks. Skips types other than F16, BF16, F32 and F64.
     """
     import numpy as np
 
-    with path.open("rb") as file:
-        for tensor in tensors:
-            if tensor.dtype not in EXPONENT:
-                continue
-            kind, mask = EXPONENT[tensor.dtype]
+    for tensor in tensors:
+        if tensor.dtype not in EXPONENT:
+            continue
+        kind, mask = EXPONENT[tensor.dtype]
+        with tensor.path.open("rb") as file:
             file.seek(tensor.start)
             for start in range(0, tensor.count, per_block := SCAN_BYTES // np.dtype(kind).itemsize):
                 bits = np.fromfile(file, kind, min(per_block, tensor.count - start))
@@ -99,22 +117,9 @@ def find_not_finite(path: Path, tensors: Iterable[Tensor]) -> tuple[Tensor, int]
     return None
 
 
-def _tensor(name: str, entry: dict[str, Any], data: int) -> Tensor:
+def _tensor(path: Path, name: str, entry: dict[str, Any], data: int) -> Tensor:
     start, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
         raise ValueError(f"{name}: {entry}")
-    return Tensor(name, str(entry["dtype"]), shape, data + start, data + end)
-
-
-def _check_layout(name: str, tensors: list[Tensor], data: int, size: int) -> None:
-    """Check that every tensor is as long as its type and shape say, and that they fill the file without gaps."""
-    position = data
-    for tensor in sorted(tensors, key=lambda entry: (entry.start, entry.end)):
-        bits = BITS.get(tensor.dtype)
-        if tensor.start != position or (bits is not None and (tensor.end - tensor.start) * 8 != tensor.count * bits):
-            raise DamagedModel(f"{name}: tensor {tensor.name} is not where the header says", hint=_HINT)
-        position = tensor.end
-    if position != size:
-        mistake = "is truncated" if size < position else "has bytes that belong to no tensor"
-        raise DamagedModel(f"{name} {mistake}: {size} bytes, its header says {position}", hint=_HINT)
+    return Tensor(path, name, str(entry["dtype"]), shape, data + start, data + end)

@@ -14,6 +14,7 @@ from stages.parts.machine.hardware import Hardware
 
 SAMPLES_SUFFIX: Final = ".samples.jsonl"
 """The raw samples beside an evaluation, from which everything else can be computed again."""
+REFUSED_SUFFIX: Final = ".refused.json"
 
 
 class TaskScore(Record):
@@ -290,14 +291,24 @@ class Evaluation(Record):
             "memory": float(self.memory.weights_bytes),
         }
 
-    def measures(self) -> dict[str, float | None]:
-        """Return what the load gives of ``scoring.constraints.MEASURES``, in their units; None for what was not
-        measured."""
-        return measures_of(self.load, self.goodput)
+
+class Refused(Record):
+    """``evaluations/<variant>.refused.json``: a variant that failed a gate and therefore was never loaded."""
+
+    variant: str
+    variant_digest: str
+    key: str
+    """As of an evaluation (``Evaluation.key``)."""
+    limits: str
+    """The digest of the limits that it was tried by. By others it is measured again."""
+    reason: str
+    """One sentence that names the gates."""
+    started_at: datetime
+    seconds: float
 
 
 def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
-    """Return what a load gives: see ``Evaluation.measures``."""
+    """Return what a load gives of ``scoring.constraints.MEASURES``, in their units; None for what was not measured."""
     return {
         "ttft_p95_ms": load.ttft_ms.p95,
         "tpot_p95_ms": load.tpot_ms.p95,
@@ -315,7 +326,12 @@ def machine_of(evaluation: Evaluation) -> str:
 
 def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:
     """Group the variants by the hardware that they were measured on."""
+    return grouped({name: machine_of(evaluation) for name, evaluation in evaluations.items()})
+
+
+def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Group the names by their value."""
     groups: dict[str, list[str]] = defaultdict(list)
-    for name, evaluation in evaluations.items():
-        groups[machine_of(evaluation)].append(name)
+    for name, value in values.items():
+        groups[value].append(name)
     return dict(groups)

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from scoring.metrics import odds
 from scoring.names import Outcome
 from scoring.results import Change, Comparison, Divergence, More
 from stages.parts.base.record import Record
@@ -138,6 +139,17 @@ class Candidate(Record):
     cost: Cost | None
     """None if the platform has no price, the variant was not measured, or no request met the latency targets."""
 
+    @property
+    def score_text(self) -> str:
+        """The score with its interval, for a candidate that has one."""
+        if self.score_low is None or self.score_high is None:
+            return f"{self.score:.3f}"
+        return f"{self.score:.3f} ({self.score_low:.2f}–{self.score_high:.2f})"
+
+    @property
+    def chance_text(self) -> str:
+        return "–" if self.chance is None else odds(self.chance)
+
 
 class Production(Record):
     """``production_metrics.json``: which variant is in production, and why in detail."""
@@ -198,20 +210,23 @@ class Production(Record):
     @property
     def headline(self) -> str:
         """The winner and the outcome in a few words, alike in all commands and pages."""
-        return f"{self.winner}: {meaning(self)}"
+        return f"{self.winner}: {self.meaning}"
 
+    @property
+    def meaning(self) -> str:
+        """What the outcome means, without the winner's name."""
+        if self.outcome == "incomplete":
+            return f"incomplete, without {', '.join(self.missing)}"
+        if self.outcome == "equivalent":
+            equal = [comparison.other for comparison in self.comparisons if comparison.relation == "equivalent"]
+            others = [name for name in (self.candidates[0].variant, *equal) if name != self.winner]
+            return f"equivalent to {', '.join(others)}, and the cheapest to run"
+        if self.outcome == "unresolved":
+            return "unresolved, first of the ranking"
+        able = [candidate for candidate in self.candidates if candidate.excluded is None]
+        return "decided, better than every other" if len(able) > 1 else "decided, the only choice"
 
-def meaning(decision: Production) -> str:
-    """Say what the outcome means, without the winner's name."""
-    relations = {comparison.other: comparison.relation for comparison in decision.comparisons}
-    if decision.outcome == "incomplete":
-        return f"incomplete, without {', '.join(decision.missing)}"
-    if decision.outcome == "equivalent":
-        equal = [name for name, relation in relations.items() if relation == "equivalent"]
-        first = next(candidate.variant for candidate in decision.candidates)
-        others = [name for name in (first, *equal) if name != decision.winner]
-        return f"equivalent to {', '.join(others)}, and the cheapest to run"
-    if decision.outcome == "unresolved":
-        return "unresolved, first of the ranking"
-    able = [candidate for candidate in decision.candidates if candidate.excluded is None]
-    return "decided, better than every other" if len(able) > 1 else "decided, the only choice"
+    @property
+    def chosen(self) -> Candidate:
+        """The winner."""
+        return next(candidate for candidate in self.candidates if candidate.variant == self.winner)

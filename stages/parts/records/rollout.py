@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from pydantic import ValidationError
-
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.records.counters import Counters
 
 JOURNAL: Final = "rollout.json"
@@ -271,25 +268,14 @@ def journal_path(store: ModelStore) -> Path:
 
 
 def read_journal(store: ModelStore) -> Journal | None:
-    """Read the rollout under way, or the last one; None if there never was one.
-
-    Raises:
-        DamagedModel: the file is not a journal.
-    """
+    """Read the rollout under way, or the last one; None if there never was one."""
     return Journal.read(journal_path(store))
-
-
-def submit_request(store: ModelStore, request: OperatorRequest) -> None:
-    write_json(store.path / REQUEST, request)
 
 
 def pending_request(store: ModelStore, journal: Journal) -> OperatorRequest | None:
     """Read what was asked of this rollout and not yet done."""
-    path = store.path / REQUEST
-    with contextlib.suppress(FileNotFoundError, ValidationError):
-        request = OperatorRequest.model_validate_json(path.read_bytes())
-        return request if request.id == journal.id else None
-    return None
+    request = OperatorRequest.read_if_intact(store.path / REQUEST)
+    return request if request and request.id == journal.id else None
 
 
 def clear_request(store: ModelStore) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.errors import ConfigError
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.records.rollout import LOCK, Act, under_way
@@ -176,9 +176,7 @@ def _release(
     with contextlib.suppress(OSError, ValueError):
         written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         decision = written if isinstance(written, dict) else {}
-    variant: Variant | None = None
-    with contextlib.suppress(DamagedModel):
-        variant = Variant.read(folder / VARIANT)
+    variant = Variant.read_if_intact(folder / VARIANT)
     scores = {candidate.get("variant"): candidate.get("score") for candidate in decision.get("candidates", [])}
     decided = decision.get("decided_at")
     made = datetime.fromisoformat(decided) if decided else datetime.fromtimestamp(folder.stat().st_mtime, UTC)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from scoring.constraints import MEASURES, Constraints, violations
 from scoring.units import GIB
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import Evaluation, measures_of
 from stages.parts.samples.capacity import throughput_of
 from stages.parts.samples.divergence import divergence_measures, divergences
 from stages.parts.samples.lines import LoadSamples, Samples
@@ -43,12 +43,12 @@ class Measured:
     agreement: float | None = None
     """See ``Evaluation.agreement``."""
     load: Mapping[str, float | None] | None = None
-    """What the load gives of ``MEASURES`` (``Evaluation.measures``); None before any load."""
+    """What the load gives of ``MEASURES`` (``measures_of``); None before any load."""
 
     @classmethod
     def of(cls, evaluation: Evaluation, samples: Samples) -> Measured:
         """Take what an evaluation and its samples hold."""
-        load = evaluation.measures() if samples.rounds else None
+        load = measures_of(evaluation.load, evaluation.goodput) if samples.rounds else None
         return cls(samples, evaluation.memory.weights_bytes, evaluation.agreement, load)
 
 

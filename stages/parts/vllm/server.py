@@ -24,7 +24,7 @@ import httpx
 
 from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.serving_settings import Serving
-from stages.parts.machine.process import GRACE_S, Contained, contained
+from stages.parts.machine.process import GRACE_S, Contained
 from stages.parts.vllm.arguments import (
     IN_ONE_PROCESS,
     ONE_THREAD,
@@ -176,7 +176,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     with contextlib.ExitStack() as stack:
         with _address(spec, stack) as (address, url), spec.log.open("ab") as output:
             startup_log = ServerLog(spec.log, output.tell())
-            command = contained(
+            command = Contained(
                 spec.command(address, arguments),
                 output=output,
                 environment=environment(spec.api_key, binding, spec.gpus),

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from stages.evaluate.peak_memory import INTERVAL_S, PeakMemory
-from stages.parts.machine.process import contained
+from stages.parts.machine.process import Contained
 from tests.serving import wait_until
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ CHILD = f"held = bytearray(100 * 2**20)\n{WAITS}"
 def test_the_peak_counts_children_and_memory_freed_later(tmp_path: Path) -> None:
     go_on, done = tmp_path / "go-on", tmp_path / "done"
     command = [sys.executable, "-c", PARENT, CHILD, str(go_on), str(done)]
-    with contained(command) as process, PeakMemory(process.pid) as memory:
+    with Contained(command) as process, PeakMemory(process.pid) as memory:
         wait_until(lambda: memory.resident_bytes > 160 * MIB, "a look at both")
         go_on.touch()
         wait_until(done.exists, "the child's end")
@@ -32,7 +32,7 @@ def test_the_peak_counts_children_and_memory_freed_later(tmp_path: Path) -> None
 
 def test_a_process_that_ended_while_watched_leaves_its_peak(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
-    with contained([sys.executable, "-c", WAITS, str(go_on)]) as process, PeakMemory(process.pid) as memory:
+    with Contained([sys.executable, "-c", WAITS, str(go_on)]) as process, PeakMemory(process.pid) as memory:
         wait_until(lambda: memory.resident_bytes > MIB, "a look at it")
         go_on.touch()
         process.wait(60)

@@ -22,7 +22,7 @@ from stages.evaluate.questions.question import Served
 from stages.evaluate.questions.requests import SEED, Function, drawn, same, without_fence, written_calls
 from stages.parts.base.errors import ServerFailed
 from stages.parts.base.store import digest_of
-from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.model.corpora import read_documents
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem
 from tests.demo.corpus import ngrams
 from tests.stages.evaluate.scripted import Said, ask, chat, model, prompt_of, scripted
@@ -190,10 +190,10 @@ def test_the_questions_change_only_with_their_recipe(tmp_path: Path) -> None:
 
 
 def test_the_texts_of_other_kinds_share_nothing_with_the_calibration_text_and_fit_every_context() -> None:
-    calibration = read_documents(text_path("python-docs", "calibration"), "calibration")
+    calibration = read_documents("python-docs", "calibration")
     seen = {gram for text in calibration for gram in ngrams(text)}
     for name in ("prose", "code"):
-        texts = read_documents(text_path(name, "held-out"), "held-out")
+        texts = read_documents(name, "held-out")
         assert len(texts) == len(set(texts)) == 40
         assert all(seen.isdisjoint(ngrams(text)) for text in texts)
         assert all(400 < len(text) < 1000 for text in texts)

@@ -11,7 +11,7 @@ from stages.evaluate.distributions import LISTED, held_out_digest, measure_distr
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.workload import Workload
-from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.model.corpora import read_documents
 from stages.parts.samples.lines import HeldOutDocument
 from tests.demo.corpus import ngrams
 from tests.stages.parts.vllm.answering import Answering, Asked
@@ -133,8 +133,8 @@ def test_a_missing_text_is_named_before_anything_is_measured() -> None:
 
 
 def test_the_held_out_text_shares_nothing_with_the_calibration_text() -> None:
-    held_out = read_documents(text_path("python-docs", "held-out"), "held-out")
-    calibration = read_documents(text_path("python-docs", "calibration"), "calibration")
+    held_out = read_documents("python-docs", "held-out")
+    calibration = read_documents("python-docs", "calibration")
     seen = {gram for text in calibration for gram in ngrams(text)}
     assert len(seen) > 10_000
     assert all(seen.isdisjoint(ngrams(text)) for text in held_out)

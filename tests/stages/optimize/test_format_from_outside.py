@@ -43,7 +43,7 @@ F12_BLOCKS: Final = Format(
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS.places, NAME, f"{__name__}:F12_BLOCKS")
+    monkeypatch.setitem(FORMATS, NAME, f"{__name__}:F12_BLOCKS")
 
 
 def template(compiled: dict[str, Any], name: str) -> dict[str, Any]:

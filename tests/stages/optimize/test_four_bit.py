@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.optimize.base_model import read_base
-from stages.optimize.ensure import ensure, identify
-from stages.optimize.verification import verify
+from stages.optimize.ensure import ensure, identify, verify
 from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of

@@ -155,7 +155,7 @@ def test_the_error_names_a_weight_beyond_bfloat16_and_nothing_is_published(tiny:
     store = with_weights(tiny, tmp_path, {"fits": torch.tensor([65504.0]), "model.big.weight": torch.tensor([3.4e38])})
     ended = optimize(store, "fp16", {})
     assert ended.status == QuantizationFailed.exit_code
-    assert ended.error.startswith("error: fp16 cannot hold model.big.weight: it has a weight of 3.4e+38")
+    assert ended.error.startswith("error: bfloat16 cannot hold model.big.weight: it has a weight of 3.4e+38")
     assert "hint: " in ended.error
     assert not store.optimized("fp16").exists()
 

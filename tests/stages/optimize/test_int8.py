@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.optimize.base_model import read_base
-from stages.optimize.ensure import ensure
+from stages.optimize.ensure import ensure, verify
 from stages.optimize.int8 import Int8, quantized_weights, unquantized_layers
 from stages.optimize.shards import layout
-from stages.optimize.verification import verify
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.report.plots import Bar, Point, front, scatter, score_bars, ticks
-from stages.report.svg import STYLES, legend_mark
+from stages.report.plots import STYLES, Bar, Point, front, legend_mark, scatter, score_bars, ticks
 
 CIRCLE = 1
 """The style whose mark is a circle, whose position can be read from the SVG."""

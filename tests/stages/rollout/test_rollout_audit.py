@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stages.parts.base.errors import RolledBack
-from stages.parts.records.rollout import OperatorRequest, submit_request
+from stages.parts.records.rollout import REQUEST, OperatorRequest
 from stages.parts.releases.history import history, user
 from stages.parts.releases.release import before
 from stages.rollout.commands import abort, promote, roll_back
@@ -55,7 +55,7 @@ def test_a_request_to_the_process_that_runs_the_rollout_names_its_author(stage: 
     stage.served()
     stage.make(NEXT)
     journal = roll_out(stage.store, stage.target, NEXT, SETTINGS, until="10")
-    submit_request(stage.store, OperatorRequest(id=journal.id, action="abort", reason="slow", by="jane"))
+    OperatorRequest(id=journal.id, action="abort", reason="slow", by="jane").write(stage.store.path / REQUEST)
     with pytest.raises(RolledBack, match="slow"):
         roll_out(stage.store, stage.target, NEXT, SETTINGS)
     assert acts(stage) == [("began", "somebody"), ("gave up", "jane")]

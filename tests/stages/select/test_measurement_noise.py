@@ -13,7 +13,7 @@ from stages.parts.records.evaluation import Drift, Evaluation, Speed
 from stages.parts.records.production import Production
 from stages.parts.samples.figures import pooled_load
 from stages.parts.samples.lines import Samples, read_samples, write_samples
-from stages.select.machine_speed import machine_speeds, slower_machine
+from stages.select.notes import machine_speeds, slower_machine
 from stages.select.selection import select
 from tests.samples import measured_store, samples_path
 
@@ -148,5 +148,5 @@ def test_the_machines_speed_is_the_mean_of_the_probes_of_all_starts(store):
 def test_the_difference_between_the_machines_is_noted_with_its_number():
     (note,) = slower_machine({"fp16": 50.0, "awq": 44.0, "gptq": 49.0})
     assert note.startswith("The machine itself was 12% slower for awq than for fp16")
-    assert slower_machine({"fp16": 50.0, "awq": 50.0}) == []
-    assert slower_machine({}) == []
+    assert list(slower_machine({"fp16": 50.0, "awq": 50.0})) == []
+    assert list(slower_machine({})) == []

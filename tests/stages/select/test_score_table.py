@@ -6,8 +6,8 @@ import pytest
 
 from scoring.metrics import TITLES
 from scoring.profile import Profile
-from stages.select.score_table import markdown
 from stages.select.selection import select
+from stages.select.sentences import markdown
 from tests.samples import measured_store, outcome
 
 PROFILE = Profile(name="balanced")

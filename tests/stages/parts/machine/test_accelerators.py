@@ -45,8 +45,8 @@ def test_a_file_of_ones_own_adds_accelerators_and_changes_fields(
         ("mine: {memory_gib: 96}", "accelerators.mine.device: Field required"),
         ("h100: {memory_gb: 80}", "accelerators.h100.memory_gb: unknown field"),
         ("h100: {memory_gib: -1}", "accelerators.h100.memory_gib: Input should be greater than 0"),
-        ("- h100", "does not hold accelerators by name"),
-        ("h100: {", "cannot read"),
+        ("- h100", "must hold fields with values, not a list"),
+        ("h100: {", "is not valid YAML"),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, said: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.parts.machine.process import Contained, contained
+from stages.parts.machine.process import Contained
 
 SHELL = ("sh", "-c")
 
@@ -51,7 +51,7 @@ def test_the_exit_status_is_that_of_the_command(command: str, status: int) -> No
 
 
 def test_the_error_names_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log, contained(["/no/such/program"], output=log) as process:
+    with (tmp_path / "log").open("wb") as log, Contained(["/no/such/program"], output=log) as process:
         assert process.wait(60) == 127
     assert "cannot start /no/such/program: No such file or directory" in (tmp_path / "log").read_text()
 
@@ -59,7 +59,7 @@ def test_the_error_names_a_command_that_does_not_exist(tmp_path: Path) -> None:
 def test_the_command_gets_its_output_environment_and_directory(tmp_path: Path) -> None:
     with (
         (tmp_path / "log").open("wb") as log,
-        contained(
+        Contained(
             [*SHELL, "pwd; echo $WHAT; echo oops >&2"],
             output=log,
             environment={"WHAT": "this", "PATH": os.environ["PATH"]},
@@ -71,7 +71,7 @@ def test_the_command_gets_its_output_environment_and_directory(tmp_path: Path) -
 
 
 def test_leaving_the_block_ends_all_processes_even_in_other_sessions(tmp_path: Path) -> None:
-    with contained(family(tmp_path)) as process:
+    with Contained(family(tmp_path)) as process:
         pids = [process.pid, pid_in(tmp_path / "child"), pid_in(tmp_path / "grandchild")]
         assert all(is_running(pid) for pid in pids)
     assert not any(is_running(pid) for pid in pids)
@@ -79,7 +79,7 @@ def test_leaving_the_block_ends_all_processes_even_in_other_sessions(tmp_path: P
 
 def test_an_error_in_the_block_ends_all_processes(tmp_path: Path) -> None:
     def fail() -> None:
-        with contained(family(tmp_path)):
+        with Contained(family(tmp_path)):
             pid_in(tmp_path / "grandchild")
             raise RuntimeError("mine")
 
@@ -96,7 +96,7 @@ def test_a_failed_command_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_command_that_succeeds_may_leave_a_daemon(tmp_path: Path) -> None:
-    with contained(family(tmp_path, last="exit 0")) as process:
+    with Contained(family(tmp_path, last="exit 0")) as process:
         assert process.wait(60) == 0
     pid = pid_in(tmp_path / "grandchild")
     assert is_running(pid)
@@ -133,7 +133,7 @@ def test_a_program_that_is_stopped_while_it_starts_leaves_nothing() -> None:
 
 
 def test_waiting_ends_after_the_timeout() -> None:
-    with contained(["sleep", "1000"]) as process:
+    with Contained(["sleep", "1000"]) as process:
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)

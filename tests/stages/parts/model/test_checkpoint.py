@@ -283,7 +283,7 @@ def first_not_finite(path: Path, kind: str, values: np.ndarray) -> tuple[str, in
     good, bad = stored("F16", np.full(9, 3.0)), stored(kind, values)
     header = {"ok": entry(0, 18, [9], "F16"), "bad": entry(18, 18 + len(bad), list(values.shape), kind)}
     path.write_bytes(with_header(header, good + bad))
-    found = find_not_finite(path, iter(read_header(path).values()))
+    found = find_not_finite(iter(read_header(path).values()))
     return (found[0].name, found[1]) if found else None
 
 
@@ -309,7 +309,7 @@ def test_a_value_far_into_a_large_tensor_is_found(tmp_path: Path) -> None:
     large = np.zeros(9 << 20, np.float32)
     large[-5] = np.nan
     save_file({"large": large}, tmp_path / "x")
-    found = find_not_finite(tmp_path / "x", iter(read_header(tmp_path / "x").values()))
+    found = find_not_finite(iter(read_header(tmp_path / "x").values()))
     assert found is not None
     assert found[1] == (9 << 20) - 5
 
@@ -322,7 +322,7 @@ def test_a_large_checkpoint_is_checked_in_little_memory(tmp_path: Path) -> None:
     program = (
         "import pathlib, resource, sys; from stages.parts.model.safetensors import *; path = pathlib.Path(sys.argv[1]);"
         "import numpy; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
-        "assert find_not_finite(path, iter(read_header(path).values())) is None;"
+        "assert find_not_finite(iter(read_header(path).values())) is None;"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     root = Path(__file__).parents[4]

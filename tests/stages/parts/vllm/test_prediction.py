@@ -14,7 +14,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.prediction import Prediction, calibrations, predict, sized
 from stages.report.collect import collect
-from stages.report.page import page_of, render
+from stages.report.page import contents, render
 from tests.samples import measured_store
 from tests.serving import DEMO
 
@@ -108,7 +108,7 @@ def test_the_report_sets_predicted_beside_measured_with_the_error(store: ModelSt
     report = collect(store, "run-1", "Succeeded")
     (fp16,) = [each for each in report.predictions if each.variant == "fp16"]
     assert (fp16.kv_cache_tokens, fp16.tpot_ms) == (32_768, None)
-    weights, cache = page_of(report).predicted.rows
+    weights, cache = contents(report)["predicted"].rows
     assert [each.cells[0].lines for each in (weights, cache)] == [("Weights",), ("KV cache",)]
     assert cache.cells[1].lines == ("32,768",)
     assert cache.cells[1].small == ("measured 4,096", "error +700.0%")
@@ -125,6 +125,6 @@ def test_a_mistake_in_the_users_catalogue_costs_no_report(
 
 def test_the_report_of_a_gpu_has_the_times_too(store: ModelStore) -> None:
     measured(store, GPU, [H200])
-    rows = page_of(collect(store, "run-1", "Succeeded")).predicted.rows
+    rows = contents(collect(store, "run-1", "Succeeded"))["predicted"].rows
     assert [row.cells[0].lines[0] for row in rows] == ["Weights", "KV cache", "TTFT", "TPOT"]
     assert rows[3].cells[1].small[0] == "measured 10.0"
