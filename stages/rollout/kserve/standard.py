@@ -22,22 +22,7 @@ from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, SET_MODE, Installation, Setup, as_configured
 from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import (
-    AUTOSCALER,
-    DEPLOYMENT_MODE,
-    ENDPOINT,
-    ISVCS,
-    LABEL_CHARACTERS,
-    LEAST_CHARACTERS,
-    LONGEST_PREDICTOR,
-    KServeEndpoint,
-    autoscaler_class,
-    condition,
-    disruption_budget,
-    predictor_name,
-    release_of,
-    revision_of,
-)
+from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled
 from stages.rollout.target import tried_already
 
@@ -77,16 +62,16 @@ def check(setup: Setup) -> None:
             "traffic can't be split",
             hint="set it to false and restart KServe's controller, or set kserve.mode to route",
         )
-    shortest = "m" * LEAST_CHARACTERS + f"-{LONGEST_PREDICTOR}-predictor"
+    shortest = "m" * objects.LEAST_CHARACTERS + f"-{objects.LONGEST_PREDICTOR}-predictor"
     check_hostname(as_configured("standard", setup.settings, setup.ingress), shortest, setup.cluster.namespace)
 
 
 def check_hostname(installation: Installation, deployment: str, namespace: str) -> None:
     """Raise ConfigError if KServe can't make a host name of a release's Deployment."""
-    hostname = installation.hostname(deployment, namespace)
-    if max(map(len, hostname.split("."))) > LABEL_CHARACTERS:
+    hostname, most = installation.hostname(deployment, namespace), objects.LABEL_CHARACTERS
+    if max(map(len, hostname.split("."))) > most:
         raise ConfigError(
-            f"KServe would make the host name {hostname}, with more than {LABEL_CHARACTERS} characters in a row",
+            f"KServe would make the host name {hostname}, with more than {most} characters in a row",
             hint="a namespace with a shorter name, or a domainTemplate with a dot before {{ .Namespace }}",
         )
 
@@ -125,7 +110,7 @@ def with_replicas(predictor: Object, more: int) -> Object:
 
 
 def inference_service(endpoint: KServeEndpoint, stable: Object, canaries: Sequence[Object] = ()) -> Object:
-    annotations = {DEPLOYMENT_MODE: NAMES[0]} | autoscaler_class(endpoint)
+    annotations = {objects.DEPLOYMENT_MODE: NAMES[0]} | objects.autoscaler_class(endpoint)
     return objects.inference_service(endpoint, {"predictor": stable, "canary": list(canaries)}, annotations)
 
 
@@ -142,7 +127,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     deployments = {release: deployment(endpoint, served) for release, served in predictors.items()}
     return [
         inference_service(endpoint, stable, canaries),
-        disruption_budget(endpoint),
+        objects.disruption_budget(endpoint),
         *scaled_objects(endpoint, deployments),
     ]
 
@@ -267,7 +252,7 @@ class StandardTarget(OneServiceTarget):
         body = inference_service(self.endpoint, stable, canaries)
         if former and not anew:  # another autoscaler class would restart the stable release's pods
             annotations = former["metadata"]["annotations"]
-            body["metadata"]["annotations"][AUTOSCALER] = annotations.get(AUTOSCALER, "external")
+            body["metadata"]["annotations"][objects.AUTOSCALER] = annotations.get(objects.AUTOSCALER, "external")
         return self.objects.apply(ISVCS, body, former, back=back)
 
     def _remove_stale_autoscalers(self, service: Object) -> None:
@@ -325,8 +310,8 @@ MODE = Mode(
     target=StandardTarget,
     services=ISVCS,
     owns=lambda service: (
-        service["metadata"].get("annotations", {}).get(DEPLOYMENT_MODE) in NAMES
-        and ENDPOINT not in service["metadata"].get("labels", {})
+        service["metadata"].get("annotations", {}).get(objects.DEPLOYMENT_MODE) in NAMES
+        and objects.ENDPOINT not in service["metadata"].get("labels", {})
     ),
     suits=suits,
     check=check,

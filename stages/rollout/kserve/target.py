@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,11 +17,13 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
+from stages.parts.releases.split import Split
 from stages.rollout.kserve.applied import AppliedObjects, refuse_foreign
 from stages.rollout.kserve.audit import cluster_user, emit
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
+from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
 from stages.rollout.kserve.release_pods import Pods
@@ -163,15 +165,36 @@ class OneServiceTarget(KServeTarget):
 
 
 class ServicePerReleaseTarget(KServeTarget):
-    """A mode in which each release has an object of its own that serves it, called by ``service_name``."""
+    """A mode in which each release has an object of its own that serves it, called by ``service_name``, and the routes
+    of clients divide their requests among these objects."""
 
     @abstractmethod
     def release_served(self, service: Object) -> str | None:
         """Find the release that an object of the mode's kind serves."""
 
     @abstractmethod
-    def stable_of(self, services: dict[str, Object]) -> str | None:
+    def stable_of(self, services: Mapping[str, Object]) -> str | None:
         """Find the stable release among these."""
+
+    @abstractmethod
+    def route_of(self, service: Object) -> Object | None:
+        """Read the route that leads to *service*; raise Conflict if it is somebody else's."""
+
+    @abstractmethod
+    def backend_of(self, service: Object) -> str:
+        """Name what the routes to *service* lead to."""
+
+    @abstractmethod
+    def request_shares(self, percent: Mapping[str, int], *, back: bool) -> None:
+        """Ask for each release's percentage of new requests, and for none for the others."""
+
+    @abstractmethod
+    def requested_shares(self, services: Mapping[str, Object]) -> Mapping[str, float] | None:
+        """Read the percentages above 0 that were asked for, by release; None if nothing shows them."""
+
+    @abstractmethod
+    def make_stable(self, release: str) -> None:
+        """Mark *release* as the stable one, with all requests; it has them already, or no release is stable."""
 
     def services(self) -> dict[str, Object]:
         """List the object that serves each release, the oldest first; those that are being removed are left out."""
@@ -191,6 +214,14 @@ class ServicePerReleaseTarget(KServeTarget):
             raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
         return service
 
+    def split(self) -> Split:
+        services = self.services()
+        stable = self.stable_of(services)
+        canary = next((release for release in reversed(services) if release != stable), None)
+        if stable is None or canary is None:
+            return Split(stable)
+        return Split(stable, canary, share(self.route_of(services[stable]), self.backend_of(services[canary])))
+
     def clear_the_way(self, release: str) -> dict[str, Object]:
         """Remove what a first rollout left that was given up, and return the services; raise Conflict if another
         release is being tried beside the stable one."""
@@ -202,17 +233,66 @@ class ServicePerReleaseTarget(KServeTarget):
             self.remove_service(other)
         return services
 
-    def wait_for_split(self, percent: dict[str, int], lacking: Callable[[], str]) -> None:
-        """Wait until nothing is *lacking* for these percentages by release."""
-        self.objects.wait_until(lacking, " and ".join(f"{part} % for {release}" for release, part in percent.items()))
+    def shift(self, release: str, percent: int) -> None:
+        self.service(release)
+        stable = self.stable_of(self.services())
+        if stable in (None, release):
+            raise Conflict(f"{release} is not the canary of {self.endpoint.store.model}", hint=AGAIN)
+        if not (self.has_propagated(release, percent) and self.split() == Split(stable, release, percent)):
+            self.weigh({str(stable): 100 - percent, release: percent})
+            self.wait_for_propagation(release, percent)
+
+    def promote(self, release: str) -> None:
+        self.service(release)
+        stable = self.stable_of(self.services())
+        if stable not in (None, release):
+            self.shift(release, 100)
+        self.make_stable(release)
+        if stable is None:
+            self.wait_for_propagation(release, 100)
+        self.remove_others(release)
+        self.apply_companions(release, self.deployment(release), self.service(release))
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        services = self.services()
+        stable = self.stable_of(services)
+        if stable == release:
+            if not first or len(services) > 1:
+                raise self.refusal(release)
+            self.leave_host()
+        elif stable:
+            self.weigh({stable: 100}, back=True)
+            self.wait_for_propagation(release, 0)
+        self.remove_service(release)
+        if not self.services():
+            self.remove_all()
+
+    def weigh(self, percent: Mapping[str, int], *, back: bool = False) -> None:
+        """Give each release its percentage of new requests, the others none, and wait until that is in force."""
+        self.request_shares(percent, back=back)
+
+        def unfinished() -> str:
+            services = self.services()
+            if self.requested_shares(services) not in (None, {name: part for name, part in percent.items() if part}):
+                raise Conflict(f"somebody else changed the shares of {self.endpoint.store.model}", hint=AGAIN)
+            backends = {self.backend_of(service): float(percent.get(name, 0)) for name, service in services.items()}
+            reasons = (lacking(self.route_of(service), backends) for service in services.values())
+            return next(filter(None, reasons), "")
+
+        self.objects.wait_until(
+            unfinished, " and ".join(f"{part} % for {release}" for release, part in percent.items())
+        )
 
     def remove_service(self, release: str) -> None:
         self.autoscalers.remove(self.deployment(release))
         self.objects.remove(mode_named(self.installation.mode).services, self.service_name(release))
 
+    def remove_others(self, release: str) -> None:
+        for other in self.services().keys() - {release}:
+            self.remove_service(other)
+
     def remove_services(self) -> None:
-        for release in self.services():
-            self.remove_service(release)
+        self.remove_others("")
 
     def client_url(self) -> str:
         return f"http://{self.hostname}"
