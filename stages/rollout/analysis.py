@@ -97,10 +97,10 @@ def figures(increase: Increase, own: int = 0) -> Figures:
 def analyse(settings: Rollout, observation: Observation) -> Analysis:
     """Judge a step: ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``."""
     window, alone = observation.window, observation.percent == 100
-    canary = figures(observation.canary.since(window.canary), own=window.to_canary.sent)
+    canary = figures(observation.canary.since(window.canary), own=window.sent("canary"))
     stable = None
     if observation.stable:
-        stable = figures(observation.stable.since(window.stable or observation.stable), own=window.to_stable.sent)
+        stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
     steps, looks = len(settings.steps), (observation.windows, len(window.slices))
     level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
     checks = [

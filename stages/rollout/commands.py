@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Final
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, Act, Journal, OperatorRequest, read_journal, submit_request, under_way
+from stages.parts.records.rollout import LOCK, Journal, OperatorRequest, read_journal, submit_request, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import remember_at_once
 from stages.rollout.state_machine import StateMachine, roll_out
 from stages.rollout.target import Target
 
@@ -104,10 +102,7 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
             hint=f"slipway rollback {store.model} --platform, with a platform that serves on {last.target}",
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        began = Act(by=target.who(), what="began", at=datetime.now().astimezone())
-        current, decision = releases.current_release(store), releases.headline(store, release)
-        releases.promote(store, release)
-        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", began, decision)
+        releases.promote_at_once(store, "rollback", release, target.who(), "rolled back while nothing was served")
     return release, False
 
 

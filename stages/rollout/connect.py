@@ -33,7 +33,7 @@ def connect(name: str, store: ModelStore, source: str, serving: AskedServing, ks
         return OneMachine(store, source, serving)
     if name == KSERVE:
         from stages.parts.cluster import api
-        from stages.rollout.kserve.connect import on
+        from stages.rollout.kserve.detect import target_on
 
-        return on(api.connect(namespace=kserve.namespace), store, serving, kserve)
+        return target_on(api.connect(namespace=kserve.namespace), store, serving, kserve)
     raise UnknownName("rollout target", name, TARGETS)

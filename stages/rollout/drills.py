@@ -152,10 +152,7 @@ def drill_rollback(
         raise NothingToServe(
             f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
         )
-    access = access_to(store, target.client_url(), via)
-    with _report_unfinished(store, release), steady(access, workload, workload.concurrency) as load:
-        time.sleep(SETTLE_S)
-        check_answers(load)
+    with _report_unfinished(store, release), clients(store, target, workload, workload.concurrency, via) as load:
         seconds = []
         for goal, left in ((previous, release), (release, previous)):
             say(f"moving all traffic to {goal}")
@@ -192,9 +189,7 @@ def drill_crash(
     release = split.canary if canary else split.stable
     if release is None:
         raise NothingToServe(f"no {'canary' if canary else 'release'} of {store.model} is being served")
-    with steady(access_to(store, target.client_url(), via), workload, workload.concurrency) as load:
-        time.sleep(SETTLE_S)
-        check_answers(load)
+    with clients(store, target, workload, workload.concurrency, via) as load:
         say(f"killing a server of {release}")
         up_again = target.kill(release)
         recovered_s = seconds_until(up_again, time.monotonic(), RECOVERY_LIMIT_S, POLL_S)
@@ -236,14 +231,19 @@ def steady(access: Access, workload: Workload, concurrency: int, *, pause_s: flo
     )
 
 
-def check_answers(load: SteadyLoad) -> None:
-    """Raise DrillFailed if clients get no answer even now, so that a drill could show nothing."""
-    replies = load.replies()
-    if replies and all(reply.error for reply in replies):
-        raise DrillFailed(
-            f"no request is answered, and nothing was changed: {replies[-1].error}",
-            hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
-        )
+@contextlib.contextmanager
+def clients(store: ModelStore, target: Target, workload: Workload, concurrency: int, via: str) -> Iterator[SteadyLoad]:
+    """Keep that many requests in flight, as clients send them, from ``SETTLE_S`` before the block; raise DrillFailed if
+    none was answered by then, so that a drill could show nothing."""
+    with steady(access_to(store, target.client_url(), via), workload, concurrency) as load:
+        time.sleep(SETTLE_S)
+        replies = load.replies()
+        if replies and all(reply.error for reply in replies):
+            raise DrillFailed(
+                f"no request is answered, and nothing was changed: {replies[-1].error}",
+                hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
+            )
+        yield load
 
 
 @contextlib.contextmanager

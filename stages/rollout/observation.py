@@ -15,7 +15,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import Journal, JournalChanges, Slice, SyntheticRequests, Window
+from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.client import answer, answers_chat, has_chat_template
@@ -85,14 +85,17 @@ class Observer:
         canary, stable = self.target.counters(journal.release), self._counters_of_stable()
         if stable is None and not self.alone:
             return Look("the counters of the stable release can't be read")
-        window, begun = journal.window, self._begun(canary, stable, elapsed_s)
+        window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
+        changes: JournalChanges = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
         between_steps = journal.instance not in ("", canary.instance)
         if between_steps or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:
                 return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
-            return Look("a server of the canary was restarted", changes=begun | {"restarts": journal.restarts + 1})
-        if window is None or self._stable_restarted(window, stable):
-            return Look("the step has just begun", changes=begun)
+            return Look("a server of the canary was restarted", changes=changes | {"restarts": journal.restarts + 1})
+        # Once the canary is alone, nothing of the stable release is compared with what it counted before.
+        compared = stable if stable and not self.alone else None
+        if window is None or (compared and (window.stable is None or compared.restarted_since(window.stable))):
+            return Look("the step has just begun", changes=changes)
         if settings.synthetic:
             began_s = self.clock()
             window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
@@ -113,15 +116,6 @@ class Observer:
     def alone(self) -> bool:
         """Tell whether the canary has all the clients' requests."""
         return self.journal.percent == 100
-
-    def _begun(self, canary: Counters, stable: Counters | None, elapsed_s: float) -> JournalChanges:
-        window = begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
-        return {"window": window, "windows": self.journal.windows + 1, "instance": canary.instance}
-
-    def _stable_restarted(self, window: Window, stable: Counters | None) -> bool:
-        if stable is None or self.alone:  # nothing of it is compared with what it counted before
-            return False
-        return window.stable is None or stable.restarted_since(window.stable)
 
     def _counters_of_stable(self) -> Counters | None:
         """Read them, if the platform can now: that it can't is not the canary's fault."""
@@ -168,18 +162,12 @@ class Observer:
         if self.journal.stable:
             with contextlib.suppress(ServerFailed, TransientError):
                 urls.append(self.target.url(self.journal.stable))
-        sent = window.to_canary.sent
+        sent = window.sent("canary")
         step = f"{self.journal.id} {self.journal.percent} {self.journal.windows}"
         names = [f"{step} {number}" for number in range(sent, sent + self._due(window, elapsed_s))]
         pairs = self.send(urls, names, tokens)
         late = late_s(self._slices(window), pairs)
-        return window.model_copy(
-            update={
-                "open": add_pairs(window.open or Slice(seconds=elapsed_s), pairs, late),
-                "to_canary": window.to_canary.plus(_summary(pairs, 0)),
-                "to_stable": window.to_stable.plus(_summary(pairs, 1)),
-            }
-        )
+        return window.model_copy(update={"open": add_pairs(window.open or Slice(seconds=elapsed_s), pairs, late)})
 
     def _slices(self, window: Window) -> list[Slice]:
         """List the slices of the whole rollout."""
@@ -198,7 +186,7 @@ class Observer:
             return SUSPECTED
         by_s = SENT_BY * settings.step_s
         part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)
-        missing = math.ceil(settings.min_requests * part) - window.to_canary.sent
+        missing = math.ceil(settings.min_requests * part) - window.sent("canary")
         return min(BURST, max(missing, TRICKLE))
 
 
@@ -207,8 +195,3 @@ def prompt_tokens(*counters: Counters | None) -> int:
     read = [counts for counts in counters if counts]
     tokens, prompts = sum(counts.prompt_tokens for counts in read), sum(counts.prompts for counts in read)
     return min(MOST_PROMPT_TOKENS, max(FEWEST_PROMPT_TOKENS, round(tokens / prompts if prompts else 0)))
-
-
-def _summary(pairs: Sequence[tuple[Timing, ...]], place: int) -> SyntheticRequests:
-    sent = [pair[place] for pair in pairs if len(pair) > place]
-    return SyntheticRequests(sent=len(sent), failed=sum(not timing.answered for timing in sent))

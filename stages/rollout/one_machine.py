@@ -17,7 +17,6 @@ from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.database import usage_url
-from stages.parts.endpoint.detached import secrets_of, start
 from stages.parts.endpoint.endpoint import (
     API_KEY_VARIABLE,
     SERVERS,
@@ -27,6 +26,8 @@ from stages.parts.endpoint.endpoint import (
     Wanted,
     api_key,
     endpoint,
+    secrets_of,
+    start,
     stop,
     supervisor,
 )

@@ -13,6 +13,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import Act, Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases
+from stages.parts.releases.split import Split
 from stages.rollout.target import Target
 
 DEPLOY: Final = "deploy"
@@ -45,11 +46,7 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
 def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
     """Plan a new rollout, depending on what the platform serves now; raise Conflict if it is trying another release."""
     split = target.split()
-    if split.canary not in (None, release):
-        raise Conflict(
-            f"{split.canary} is being tried on the platform, by another rollout",
-            hint=f"give it up: slipway rollout abort {store.model}",
-        )
+    check_canary(store, split, release)
     kind: RolloutKind = "rollback" if rollback else "rollout"
     if split.stable in (None, release):
         kind = "first" if split.stable is None else "refresh"
@@ -75,6 +72,15 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         started_at=now,
         entered_at=now,
     )
+
+
+def check_canary(store: ModelStore, split: Split, release: str) -> None:
+    """Raise Conflict if the platform is trying another release than *release*."""
+    if split.canary not in (None, release):
+        raise Conflict(
+            f"{split.canary} is being tried on the platform, not {release}",
+            hint=f"give it up: slipway rollout abort {store.model}",
+        )
 
 
 def check_point(until: str, settings: Rollout) -> None:

@@ -16,17 +16,7 @@ from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import (
-    SETTLE_S,
-    Answers,
-    access_to,
-    answers,
-    check_answers,
-    failed,
-    p95_ms,
-    seconds_until,
-    steady,
-)
+from stages.rollout.drills import Answers, access_to, answers, clients, failed, p95_ms, seconds_until, steady
 from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Autoscaled, Replicas, Target
 
@@ -120,14 +110,14 @@ def drill_scale(
         DrillFailed: no request is answered.
     """
     release, scaled, before = _scaled(store, target)
-    access = access_to(store, target.client_url(), via)
     goal, users = load_for(before)
     say(f"{users} requests in flight, where {before.running} × {before.concurrency} should be")
-    with steady(access, workload, users) as load:
-        up = _scale_up(scaled, release, goal, load, limits)
+    started = time.monotonic()
+    with clients(store, target, workload, users, via) as load:
+        up = _scale_up(scaled, release, goal, load, started, limits)
     replies, down = load.replies(), None
     if limits.down and up.ready_s is not None:
-        with steady(access, workload, 1, pause_s=PAUSE_S) as client:
+        with steady(access_to(store, target.client_url(), via), workload, 1, pause_s=PAUSE_S) as client:
             down = _scale_down(scaled, release, before, limits)
         replies += client.replies()
     return ScaleDrill(
@@ -177,10 +167,9 @@ def _scaled(store: ModelStore, target: Target) -> tuple[str, Autoscaled, Replica
     return split.stable, target, present
 
 
-def _scale_up(scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, limits: ScaleLimits) -> ScaleUp:
-    started = time.monotonic()
-    time.sleep(SETTLE_S)
-    check_answers(load)
+def _scale_up(
+    scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, started: float, limits: ScaleLimits
+) -> ScaleUp:
     wanted_s = seconds_until(lambda: scaled.replicas(release).running >= goal, started, limits.limit_s, POLL_S)
     ready_s = None
     if wanted_s is not None:

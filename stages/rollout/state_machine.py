@@ -39,7 +39,7 @@ from stages.parts.releases import release as releases
 from stages.parts.releases.history import Move, remember
 from stages.rollout.analysis import check_quality
 from stages.rollout.observation import Look, Observer, agreement, responds
-from stages.rollout.resume import PROMOTE, begin, reached, resume
+from stages.rollout.resume import PROMOTE, begin, check_canary, reached, resume
 from stages.rollout.target import Target
 
 QUESTION_TRIES: Final = 3
@@ -144,12 +144,9 @@ class StateMachine:
         if split.stable == journal.release:  # parts of the old stable one may still be there
             if journal.stable is not None:
                 self._enter("promoting", reason=journal.reason or ALREADY_STABLE)
-        elif split.canary not in (None, journal.release):
-            raise Conflict(
-                f"{split.canary} is being tried on the platform, not {journal.release}",
-                hint=f"give it up: slipway rollout abort {self.store.model}",
-            )
-        elif split.stable is None and journal.stable is not None:
+            return
+        check_canary(self.store, split, journal.release)
+        if split.stable is None and journal.stable is not None:
             self._say(f"{journal.stable} is no longer served: continuing as with a first release")
             kind: RolloutKind = "first" if journal.kind == "rollout" else journal.kind
             self._enter("deploying", kind=kind, stable=None, steps=(), step=0, window=None)

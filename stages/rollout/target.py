@@ -25,39 +25,25 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """One of ``stages.rollout.connect.TARGETS``."""
-        ...
 
     def split(self) -> Split:
         """Read what is in force, as the platform reports it, not as it was requested."""
-        ...
 
     def who(self) -> str:
         """Name who acts now, as the platform knows the user."""
-        ...
 
     def announce(self, reason: str, note: str) -> None:
-        """Tell people who watch the platform what the rollout did. It never fails.
-
-        Args:
-            reason: one word, such as ``Promoted``.
-        """
-        ...
+        """Tell people who watch the platform what the rollout did, with one word as the *reason*, such as ``Promoted``.
+        It never fails."""
 
     def changes(self, release: str) -> str:
         """Say what ``deploy`` would change for *release*, which is served already; empty if nothing."""
-        ...
 
     def startup_s(self, release: str) -> int:
         """Return the longest time in seconds from the start of its server to its first answer."""
-        ...
 
     def check_room(self, release: str) -> None:
-        """Whether *release* fits beside what is served; nothing is started.
-
-        Raises:
-            NotEnoughGpus: how many are missing, and where.
-        """
-        ...
+        """Raise NotEnoughGpus if *release* does not fit beside what is served; nothing is started."""
 
     def deploy(self, release: str) -> None:
         """Start *release* beside the stable one, without traffic; do not wait until it is up.
@@ -65,37 +51,27 @@ class Target(Protocol):
         The first release (nothing is stable) may get all traffic once it is ready; ``promote`` makes it stable, too.
         If *release* is the stable one: make sure that it runs with the present settings.
         """
-        ...
 
     def ready(self, release: str) -> bool:
         """Whether its servers report that they are ready. The rollout then asks for a completion itself."""
-        ...
 
     def waits_for(self, release: str) -> str:
         """Say what *release* waits for that is not ready; empty if the platform does not say, or not now."""
-        ...
 
     def url(self, release: str) -> str:
         """Return the base URL (without ``/v1``) that reaches only this release: for the first completion, the probes
         and the rollout's own requests. The stable release is reached until the canary is promoted, also without
         traffic."""
-        ...
 
     def prepare(self, release: str, percent: int) -> str:
-        """Ask for as many servers of the canary as *percent* % of the requests need; do not wait for them.
-
-        Returns:
-            What is lacking until they are up; empty if nothing.
-        """
-        ...
+        """Ask for as many servers of the canary as *percent* % of the requests need; do not wait for them. Returns what
+        is lacking until they are up; empty if nothing is."""
 
     def shift(self, release: str, percent: int) -> None:
         """Give the canary *percent* % of new requests; return once that is in force. Requests in flight stay."""
-        ...
 
     def promote(self, release: str) -> None:
         """Make the canary the stable release. The old stable one stays as a warm standby, or is drained and removed."""
-        ...
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         """Give the stable release all traffic, then drain and remove *release*, even if others changed it meanwhile.
@@ -107,27 +83,16 @@ class Target(Protocol):
             Conflict: it is the stable release, and not *first*: clients would be left with nothing. Nothing was
                 changed.
         """
-        ...
 
     def counters(self, release: str) -> Counters:
         """Read its counters now. Requests to ``url()`` are counted like those of clients."""
-        ...
 
     def client_url(self) -> str:
         """Return the base URL (without ``/v1``) that clients use, whatever the split."""
-        ...
 
     def kill(self, release: str) -> Callable[[], bool]:
-        """End one of its servers at once, as a crash would; for drills.
-
-        Returns:
-            A function that says whether another one is up in its place.
-
-        Raises:
-            TransientError: no server is up.
-            AccessDenied: the caller lacks the right to do so.
-        """
-        ...
+        """End one of its servers at once, as a crash would; for drills. Returns a function that says whether another
+        one is up in its place. Raises TransientError if no server is up, AccessDenied if the caller lacks the right."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +115,8 @@ class Autoscaled(Target, Protocol):
     """A target whose releases may have as many replicas as their load needs."""
 
     def replicas(self, release: str) -> Replicas:
-        """Those that are there now, with the bounds in force.
-
-        Raises:
-            ConfigError, NotInstalled: nothing scales *release*, and why.
-        """
-        ...
+        """Count those that are there now, with the bounds in force; raise ConfigError or NotInstalled if nothing scales
+        *release*."""
 
 
 def tried_already(release: str | None) -> Conflict:

@@ -17,13 +17,8 @@ SUFFIXES: Final[dict[str, Decimal]] = (
 
 
 def quantity(text: str) -> Decimal:
-    """Read a Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices.
-
-    Source: Kubernetes' resource.Quantity.
-
-    Raises:
-        ConfigError: *text* is not a quantity.
-    """
+    """Read a Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices; raise
+    ConfigError if *text* is none. Source: Kubernetes' resource.Quantity."""
     match = QUANTITY.fullmatch(text)
     if not match:
         raise ConfigError(f"{text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")

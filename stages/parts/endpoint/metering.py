@@ -135,5 +135,5 @@ class UsageImporter:
         finally:
             with contextlib.suppress(OSError, TransientError):
                 if usage.rotate(self._folder):
-                    Admin(self._folder).post("/reopen_logs")
+                    Admin(self._folder).ask("POST", "/reopen_logs")
         return ""

@@ -46,12 +46,8 @@ class RestartPolicy:
 
 
 class SupervisedServer:
-    """A server of a release, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket.
-
-    Args:
-        spec: its log is set aside first.
-        changed: set whenever ``state`` or ``backend`` changes.
-    """
+    """A server of a release, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket. A
+    log of that name is set aside first. *changed* is set whenever ``state`` or ``backend`` changes."""
 
     def __init__(self, spec: ServerSpec, policy: RestartPolicy, changed: threading.Event) -> None:
         self.release, self._replica, self.half = spec.directory.name, spec.replica, spec.half

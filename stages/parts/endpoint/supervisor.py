@@ -36,7 +36,7 @@ from stages.parts.endpoint.endpoint import (
 )
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
-from stages.parts.endpoint.routing import Backend, Balance, Routing, routing
+from stages.parts.endpoint.routing import Balance, Routing, routing
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.releases.pinned import pinned
@@ -131,7 +131,8 @@ class _Supervisor:
                 # On the half of the cores that fewer of the other releases use.
                 halves = [self._servers[other][0].half for other in wanted.releases() if other in self._servers]
                 self._start(release, min((0, 1), key=halves.count))
-        stable, up = self._servers[wanted.stable], self._up()
+        stable = self._servers[wanted.stable]
+        up = {name: [server.backend for server in every if server.backend] for name, every in self._servers.items()}
         if (error := failure_of(stable)) and not up.get(wanted.standby or ""):
             raise error
         if self._proxy is None and not all(server.started for server in stable) and not self.serving:
@@ -179,13 +180,6 @@ class _Supervisor:
                 replica=replica,
             )
             self._servers[release].append(SupervisedServer(spec, self._policy, self.changed))
-
-    def _up(self) -> dict[str, list[Backend]]:
-        """List where the servers of each release listen that are up."""
-        return {
-            release: [server.backend for server in servers if server.backend]
-            for release, servers in self._servers.items()
-        }
 
     def _route(self, wanted: Routing) -> bool:
         """Bring the split into force, and return whether it is. This starts the proxy the first time, and again if it

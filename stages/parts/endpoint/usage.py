@@ -109,11 +109,8 @@ class Row(NamedTuple):
 
 
 def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
-    """Take in what was written to *folder* since the last time. Returns the number of lines.
-
-    *remove* files that are finished once they were read: for the endpoint's supervisor alone, which knows into which
-    database they have to go.
-    """
+    """Take in what was written to *folder* since the last time. Returns the number of lines. *remove* files that are
+    finished once they were read: for the endpoint's supervisor alone, which knows into which database they go."""
     count, current = 0, folder / access_log.NAME
     paths = access_log.files(folder)
     finished = current.exists()  # before reading: Envoy writes nothing more to a file once it has opened the next
@@ -192,11 +189,8 @@ def _sum(group: dict[str, Any], rows: Sequence[Row]) -> Sum:
 
 
 def _unattributed(database: Database, since: datetime) -> list[Row]:
-    """Query what each start of a server has counted and no request reports.
-
-    Never less than nothing: what was under way at the beginning of the period is reported by its request as a whole,
-    but counted only in part.
-    """
+    """Query what each start of a server has counted and no request reports. Never less than nothing: what was under way
+    at the beginning of the period is reported by its request as a whole, but counted only in part."""
     rows = []
     for endpoint, model, release, *counts in database.execute(UNREPORTED, [since.timestamp()]):
         prompt, output = (max(0, int(count)) for count in counts)
@@ -243,13 +237,11 @@ def _endpoint(folder: Path) -> str:
 
 def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
     requests, readings = [], []
-    for line in lines:
-        if request := access_log.parsed(line):
-            if request.path in OFFERED:
-                client = request.client or NOBODY
-                requests.append(request.model_dump() | {"client": client, "endpoint": endpoint})
-        elif reading := access_log.parsed_reading(line):
-            readings.append(reading.model_dump() | {"endpoint": endpoint})
+    for line in map(access_log.parsed, lines):
+        if isinstance(line, access_log.Reading):
+            readings.append(line.model_dump() | {"endpoint": endpoint})
+        elif line and line.path in OFFERED:
+            requests.append(line.model_dump() | {"client": line.client or NOBODY, "endpoint": endpoint})
     database.insert("requests", requests)
     database.insert("counted", readings)
 

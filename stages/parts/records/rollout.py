@@ -83,16 +83,6 @@ class Analysis(Record):
     at: datetime
 
 
-class SyntheticRequests(Record):
-    """The rollout's own requests to one release within a window."""
-
-    sent: int = 0
-    failed: int = 0
-
-    def plus(self, more: SyntheticRequests) -> SyntheticRequests:
-        return SyntheticRequests(sent=self.sent + more.sent, failed=self.failed + more.failed)
-
-
 class Side(Record):
     """What one release did within a slice."""
 
@@ -140,8 +130,6 @@ class Window(Record):
 
     canary: Counters
     stable: Counters | None
-    to_canary: SyntheticRequests = SyntheticRequests()
-    to_stable: SyntheticRequests = SyntheticRequests()
     slices: tuple[Slice, ...] = ()
     """Those that have ended."""
     open: Slice | None = None
@@ -149,6 +137,10 @@ class Window(Record):
     canary_from: Counters | None = None
     stable_from: Counters | None = None
     """The counters at the beginning of the open slice."""
+
+    def sent(self, role: Literal["canary", "stable"]) -> int:
+        """Count the rollout's own requests to a release."""
+        return sum(getattr(part, role).sent for part in (*self.slices, self.open) if part)
 
 
 class Transition(Record):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import uuid
 from datetime import datetime
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import Act
@@ -21,24 +19,30 @@ MoveKind = Literal["publish", "rollout", "rollback", "settings"]
 """publish: select moved the link while nothing was served. settings: the same release, served with other settings."""
 
 
-class Move(Record):
-    """One line of ``rollouts.jsonl``: how traffic moved, or did not move, from one release to another."""
+class OneMove(Record):
+    """How traffic moved, or did not move, from one release to another."""
 
-    id: str
-    """The rollout's id; a move is never written twice."""
     kind: MoveKind
     release: str
+    """The release that traffic moved to, or was to move to."""
     before: str | None
     """What was in production."""
     result: Literal["promoted", "rolled back"]
     reason: str
     run: str | None = None
     decision: str = ""
-    """The outcome by which the release was chosen (``Production.headline``)."""
+    """The outcome by which the release was chosen, as it was then (``Production.headline``)."""
     started_at: datetime
-    ended_at: datetime
     acts: tuple[Act, ...] = ()
     """Who began it, approved it or gave it up."""
+
+
+class Move(OneMove):
+    """One line of ``rollouts.jsonl``."""
+
+    id: str
+    """The rollout's id; a move is never written twice."""
+    ended_at: datetime
     analyses: tuple[dict[str, Any], ...] = ()
     """The last analysis of each step."""
 
@@ -74,29 +78,3 @@ def remember(store: ModelStore, move: Move) -> None:
         file.write((b"\n" if torn else b"") + move.model_dump_json().encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def remember_at_once(
-    store: ModelStore,
-    kind: MoveKind,
-    release: str,
-    before: str | None,
-    reason: str,
-    began: Act,
-    decision: str,
-) -> None:
-    """Append a move that only changed the link, without a rollout."""
-    move = Move(
-        id=uuid.uuid4().hex[:12],
-        kind=kind,
-        release=release,
-        before=before,
-        result="promoted",
-        reason=reason,
-        run=os.environ.get(RUN_VARIABLE),
-        decision=decision,
-        acts=(began,),
-        started_at=began.at,
-        ended_at=datetime.now().astimezone(),
-    )
-    remember(store, move)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import uuid
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -23,13 +25,14 @@ from typing import Final
 from pydantic import ValidationError
 
 from stages.parts.base.errors import DamagedModel, UnknownName
+from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
 from stages.parts.records.acquired import difference
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.history import history, remember_at_once, user
+from stages.parts.releases.history import Move, MoveKind, history, remember, user
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
 CANDIDATE: Final = "candidate"
@@ -40,11 +43,8 @@ PROBES: Final = "probes.json"
 
 def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:
     """Make the decision's release and name it the candidate or, without *wait*, production. Each step is atomic: a
-    crash leaves the old release in production.
-
-    Raises:
-        DamagedModel: the winner's files are not what their manifest says.
-    """
+    crash leaves the old release in production. Raises DamagedModel if the winner's files are not what their manifest
+    says."""
     placement = make(store, decision)
     at_once = current_release(store) == decision.release  # the same winner, with newer measurements
     decision.write(store.production_metrics if at_once else store.path / CANDIDATE_METRICS)
@@ -81,10 +81,34 @@ def settle(store: ModelStore, release: str, *, wait: bool) -> None:
     swap_link(store.path / CANDIDATE, Path("releases") / release)
     if wait:
         return
-    began = Act(by=user(), what="began", at=datetime.now().astimezone())
-    former, decision = current_release(store), headline(store, release)
+    promote_at_once(store, "publish", release, user(), "published while nothing was served")
+
+
+def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, reason: str) -> None:
+    """Make *release* production, without a rollout, while nothing is served."""
+    began, former = Act(by=by, what="began", at=datetime.now().astimezone()), current_release(store)
     promote(store, release)
-    remember_at_once(store, "publish", release, former, "published while nothing was served", began, decision)
+    remember_at_once(store, kind, release, former, reason, began)
+
+
+def remember_at_once(
+    store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act
+) -> None:
+    """Append a move that was made without a rollout to the history."""
+    move = Move(
+        id=uuid.uuid4().hex[:12],
+        kind=kind,
+        release=release,
+        before=before,
+        result="promoted",
+        reason=reason,
+        run=os.environ.get(RUN_VARIABLE),
+        decision=headline(store, release),
+        acts=(began,),
+        started_at=began.at,
+        ended_at=datetime.now().astimezone(),
+    )
+    remember(store, move)
 
 
 def promote(store: ModelStore, release: str) -> None:

@@ -18,10 +18,9 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.http_route import HTTP_ROUTES
-from stages.rollout.kserve.objects import ISVCS, MODEL, KServeEndpoint, disruption_budget
+from stages.rollout.kserve.objects import BUDGETS, ISVCS, MODEL, KServeEndpoint, disruption_budget
 
 SERVICES: Final = Kind("v1", "Service", "services")
-BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,6 @@ class AppliedObjects:
     def remove(self, kind: Kind, name: str) -> None:
         with contextlib.suppress(Absent):
             self.cluster.delete(kind, name)
-
-    def remove_budget(self) -> None:
-        self.remove(BUDGETS, self.endpoint.name)
 
     def wait_until(self, lacking: Callable[[], str], change: str) -> None:
         """Wait until nothing is *lacking* any more for a *change* to be in force, for at most ``in_force_s``."""

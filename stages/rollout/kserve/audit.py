@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 from stages.parts.base.errors import SlipwayError
-from stages.parts.base.log import say
 from stages.parts.cluster.api import FIELD_MANAGER, Cluster
 from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Object
 
@@ -43,11 +42,3 @@ def event(regarding: Object, reason: str, note: str) -> Object:
         "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **identity},
         "note": note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
     }
-
-
-def emit(cluster: Cluster, regarding: Object, reason: str, note: str) -> None:
-    """Create the event; a rollout does not fail because there can be none."""
-    try:
-        cluster.create(EVENTS, event(regarding, reason, note))
-    except SlipwayError as error:
-        say(f"rollout: no event {reason}: {error}")

@@ -25,13 +25,9 @@ POOLS: Final = (
 
 
 def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, present: int = 0) -> None:
-    """Check that ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas and, where the
-    caller may list nodes and pods, by the nodes that match. Nodes that a cloud may add are not counted on, nor held
-    against it. The release has *present* pods already.
-
-    Raises:
-        NotEnoughGpus: how many are missing, and where.
-    """
+    """Raise NotEnoughGpus unless ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas
+    and, where the caller may list nodes and pods, by the nodes that match. Nodes that a cloud may add are not counted
+    on, nor held against it. The release has *present* pods already."""
     settings = endpoint.settings
     gpu, pods = settings.gpu, settings.scaling.minimum - present
     if gpu is None or pods <= 0:

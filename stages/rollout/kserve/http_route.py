@@ -49,10 +49,8 @@ def lacking(route: Object | None, percent: Mapping[str, float]) -> str:
 
 
 def unprogrammed(route: Object | None) -> str:
-    """Why the gateway has not (yet) programmed the route; empty if it has.
-
-    A route's ``observedGeneration`` is set by its gateway itself, unlike that of an InferenceService.
-    """
+    """Why the gateway has not (yet) programmed the route; empty if it has. A route's ``observedGeneration`` is set by
+    its gateway itself, unlike that of an InferenceService."""
     if route is None:
         return "there is no route"
     parents = route.get("status", {}).get("parents", [])

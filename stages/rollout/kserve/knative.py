@@ -49,7 +49,7 @@ def predictor(endpoint: KServeEndpoint, release: str) -> Object:
 
 def inference_service(endpoint: KServeEndpoint, predictor: Object) -> Object:
     annotations = {objects.DEPLOYMENT_MODE: NAMES[0], "serving.kserve.io/enable-tag-routing": "true"}
-    return objects.inference_service(endpoint, {"predictor": predictor}, annotations)
+    return objects.manifest(ISVCS, endpoint, {"predictor": predictor}, annotations=annotations)
 
 
 def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:

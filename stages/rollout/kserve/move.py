@@ -21,10 +21,8 @@ from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import remember_at_once
 from stages.rollout.drills import Answers, access_to, answers
-from stages.rollout.kserve.connect import POLL_S, target_in
-from stages.rollout.kserve.kept import in_mode, served_modes
+from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
@@ -102,7 +100,7 @@ def move(
         reason = f"served in mode {mode}, no longer {before}"
         new.announce("ModeMoved", f"{release}: {reason}")
         act = Act(by=user, what="began", at=began)
-        remember_at_once(store, "settings", release, release, reason, act, releases.headline(store, release))
+        releases.remember_at_once(store, "settings", release, release, reason, act)
     took_s = (datetime.now().astimezone() - began).total_seconds()
     return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))
 

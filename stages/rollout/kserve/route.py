@@ -36,7 +36,7 @@ def service_name(endpoint: KServeEndpoint, release: str) -> str:
             f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
             hint=f"one of at most {len(endpoint.namespace) + room - objects.LEAST_CHARACTERS} characters has room",
         )
-    return objects.shortened(endpoint, room) + suffix
+    return objects.shortened(endpoint.name, room) + suffix
 
 
 def deployment(endpoint: KServeEndpoint, release: str) -> str:
@@ -48,8 +48,8 @@ def inference_service(endpoint: KServeEndpoint, release: str) -> Object:
     # The old name of the deployment mode, which every version understands.
     annotations = {objects.DEPLOYMENT_MODE: "RawDeployment"} | objects.autoscaler_class(endpoint)
     labels = {"networking.kserve.io/visibility": "cluster-local", objects.ENDPOINT: endpoint.name}
-    spec = {"predictor": objects.predictor(endpoint, release)}
-    return objects.inference_service(endpoint, spec, annotations, name=service_name(endpoint, release), labels=labels)
+    spec, name = {"predictor": objects.predictor(endpoint, release)}, service_name(endpoint, release)
+    return objects.manifest(ISVCS, endpoint, spec, name=name, labels=labels, annotations=annotations)
 
 
 def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]]) -> Object:
@@ -59,17 +59,9 @@ def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: l
         {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
         for service, port, percent in weights
     ]
-    return {
-        "apiVersion": HTTP_ROUTES.api_version,
-        "kind": HTTP_ROUTES.name,
-        "metadata": {
-            "name": route_name(endpoint),
-            "namespace": endpoint.namespace,
-            "labels": dict(objects.PART_OF),
-            "annotations": {objects.MODEL: endpoint.store.model, "slipway/mode": "route"},
-        },
-        "spec": objects.route_spec(endpoint, gateway, hostname, backends),
-    }
+    spec = objects.route_spec(endpoint, gateway, hostname, backends)
+    annotations = {"slipway/mode": "route"}
+    return objects.manifest(HTTP_ROUTES, endpoint, spec, name=route_name(endpoint), annotations=annotations)
 
 
 def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:

@@ -111,7 +111,7 @@ def with_replicas(predictor: Object, more: int) -> Object:
 
 def inference_service(endpoint: KServeEndpoint, stable: Object, canaries: Sequence[Object] = ()) -> Object:
     annotations = {objects.DEPLOYMENT_MODE: NAMES[0]} | objects.autoscaler_class(endpoint)
-    return objects.inference_service(endpoint, {"predictor": stable, "canary": list(canaries)}, annotations)
+    return objects.manifest(ISVCS, endpoint, {"predictor": stable, "canary": list(canaries)}, annotations=annotations)
 
 
 def deployment(endpoint: KServeEndpoint, predictor: Object) -> str:
@@ -187,9 +187,7 @@ class StandardTarget(OneServiceTarget):
 
     def shift(self, release: str, percent: int, *, back: bool = False) -> None:
         service = self.service()
-        entry = self._canary(service)
-        if entry is None or release_of(entry["predictor"]) != release:
-            raise Conflict(f"{release} is not the canary", hint="deploy it first")
+        entry = self._canary_serving(service, release)
         if entry["trafficPercent"] != percent:
             self._apply(service, service["spec"]["predictor"], [canary(entry["predictor"], percent)], back=back)
         elif self.has_propagated(release, percent) and not self._lacking(entry["predictor"], percent):
@@ -203,9 +201,7 @@ class StandardTarget(OneServiceTarget):
         if release_of(stable) != release:
             self.shift(release, 100)
             service = self.service()
-            entry = self._canary(service)
-            if entry is None or release_of(entry["predictor"]) != release:
-                raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
+            entry = self._canary_serving(service, release)
             # Its name and every field of its pods stay, so that no pod is restarted.
             alone = with_replicas(stable, -replicas(entry["predictor"]))
             bounds = {key: alone[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in alone}
@@ -270,6 +266,12 @@ class StandardTarget(OneServiceTarget):
                 f"{self.endpoint.name} has {len(canaries)} canaries, some of somebody else", hint="remove the others"
             )
         return canaries[0] if canaries else None
+
+    def _canary_serving(self, service: Object, release: str) -> Object:
+        entry = self._canary(service)
+        if entry is None or release_of(entry["predictor"]) != release:
+            raise Conflict(f"{release} is not the canary", hint="deploy it first")
+        return entry
 
     def _predictor(self, service: Object, release: str) -> Object:
         for served in _predictors(service):

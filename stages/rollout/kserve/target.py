@@ -6,6 +6,7 @@ What is in force is read from statuses: a route counts only once its gateway has
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,24 +14,27 @@ from datetime import UTC, datetime
 from typing import Final
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.log import say
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import Object
+from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
 from stages.rollout.kserve.applied import AppliedObjects, refuse_foreign
-from stages.rollout.kserve.audit import cluster_user, emit
+from stages.rollout.kserve.audit import cluster_user, event
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import mode_named
-from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
+from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
 from stages.rollout.kserve.release_pods import Pods
 from stages.rollout.target import Replicas, Target, tried_already
 
 UNRECONCILED_S: Final = 60.0
 """KServe tries again meanwhile: another controller may have changed the object at the same time."""
+REFUSED: Final = re.compile(r".*Reconcile.*Error|ReconcileFailed|ConfigNotFound|CombineBaseError")
+"""The reasons of a condition by which KServe failed, or lacks a preset."""
 AGAIN: Final = "start the rollout again"
 
 
@@ -57,9 +61,11 @@ class KServeTarget(Target):
         return cluster_user(self.cluster)
 
     def announce(self, reason: str, note: str) -> None:
-        with contextlib.suppress(SlipwayError):
+        try:
             if regarding := self.regarding():
-                emit(self.cluster, regarding, reason, note)
+                self.cluster.create(EVENTS, event(regarding, reason, note))
+        except SlipwayError as error:  # a rollout does not fail because there can be no event
+            say(f"rollout: no event {reason}: {error}")
 
     def regarding(self) -> Object | None:
         """Find the object on which people look for events, if there is one yet."""
@@ -137,7 +143,7 @@ class KServeTarget(Target):
     def remove_all(self) -> None:
         """Stop serving the model."""
         self.remove_services()
-        self.objects.remove_budget()
+        self.objects.remove(BUDGETS, self.endpoint.name)
 
     def refusal(self, release: str) -> Conflict:
         """Build the refusal to withdraw the stable release."""
@@ -301,7 +307,9 @@ class ServicePerReleaseTarget(KServeTarget):
 def check_reconciled(service: Object) -> None:
     """Raise ServerFailed if KServe has said for a while that it can't make what the service asks for."""
     conditions = service.get("status", {}).get("conditions", [])
-    refused = (entry for entry in conditions if entry["status"] == "False" and _is_refusal(entry.get("reason", "")))
+    refused = (
+        entry for entry in conditions if entry["status"] == "False" and REFUSED.fullmatch(entry.get("reason", ""))
+    )
     if (refusal := next(refused, None)) is None:
         return
     since = datetime.fromisoformat(refusal["lastTransitionTime"])
@@ -311,9 +319,3 @@ def check_reconciled(service: Object) -> None:
             f"KServe can't serve {name}: {refusal.get('message', '')}",
             hint=f"kubectl describe {service['kind'].lower()} {name}",
         )
-
-
-def _is_refusal(reason: str) -> bool:
-    """Whether KServe failed, or lacks a preset."""
-    failed = "Reconcile" in reason and reason.endswith("Error")
-    return failed or reason in ("ReconcileFailed", "ConfigNotFound", "CombineBaseError")

@@ -20,8 +20,7 @@ from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
-from stages.parts.endpoint.envoy import Admin
-from stages.parts.endpoint.envoy_config import ROUTER
+from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
 from stages.parts.releases.split import Split

@@ -24,8 +24,7 @@ import pytest
 from stages.parts.base.errors import ServerFailed
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.envoy_config import EJECTED_AFTER
+from stages.parts.endpoint.envoy import EJECTED_AFTER, Proxy, proxying
 from stages.parts.endpoint.routing import Backend, Balance, routing
 from stages.parts.endpoint.supervised_server import failure_of
 from stages.parts.vllm.client import credentials, http
