@@ -26,7 +26,7 @@ from stages.parts.cluster.kinds import (
     Kind,
     Object,
 )
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import quantity
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes

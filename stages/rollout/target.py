@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from stages.parts.base.errors import Conflict
+from stages.parts.base.errors import Conflict, UnknownName
 from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import KSERVE, LOCAL
 from stages.parts.releases.split import Split
+
+if TYPE_CHECKING:
+    from stages.parts.base.serving_settings import AskedServing
+    from stages.parts.base.store import ModelStore
+    from stages.rollout.kserve.settings import KServe
+
+TARGETS: Final = (LOCAL, KSERVE)
+"""The platforms that a release can be rolled out on. To add one: its name and a branch of ``connect``."""
 
 
 class Target(Protocol):
@@ -24,7 +33,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """One of ``stages.rollout.connect.TARGETS``."""
+        """One of ``TARGETS``."""
 
     def split(self) -> Split:
         """Read what is in force, as the platform reports it, not as it was requested."""
@@ -122,3 +131,26 @@ class Autoscaled(Target, Protocol):
 def tried_already(release: str | None) -> Conflict:
     """Build the refusal to try another release while one is being tried."""
     return Conflict(f"{release} is being tried already", hint="end that rollout first")
+
+
+def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:
+    """Connect to the platform called *name*, for the releases of one model. Its module is imported only now.
+
+    Args:
+        source: the model as the user named it.
+
+    Raises:
+        UnknownName: *name* is not in ``TARGETS``.
+        ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
+        NotInstalled: the cluster has no KServe.
+    """
+    if name == LOCAL:
+        from stages.rollout.one_machine import OneMachine
+
+        return OneMachine(store, source, serving)
+    if name == KSERVE:
+        from stages.parts.cluster import api
+        from stages.rollout.kserve.detect import target_on
+
+        return target_on(api.connect(namespace=kserve.namespace), store, serving, kserve)
+    raise UnknownName("rollout target", name, TARGETS)

@@ -50,9 +50,6 @@ class Allowed(Record):
     priority: int = 0
     """Among waiting requests, vLLM takes the one with the lowest number first, and of these the one that came first."""
 
-    def may_ask(self, model: str) -> bool:
-        return not self.models or model in self.models
-
 
 class Client(Allowed):
     """One client of the endpoints on this machine."""

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
 from stages.parts.endpoint.access_log import LoggedRequest, Reader
-from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, hash_of, read_clients, unlimited
+from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Clients, hash_of, read_clients, unlimited
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""
@@ -118,7 +118,6 @@ class Door:
         self._default = unlimited(DEFAULT, key) if key else None
         self._seen: tuple[int, int] | None = None
         self._by_hash: dict[str, Client] = {}
-        self._open = False
         self._guarded = bool(key)
         """There is a key, or there were clients: without their file nobody is let in, instead of everybody."""
         self._use: dict[str, ClientUse] = {}
@@ -133,7 +132,7 @@ class Door:
         if client is None:
             reason = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
             return DoorAnswer(401, message=reason)
-        if not client.may_ask(self.model):
+        if client.models and self.model not in client.models:
             return DoorAnswer(403, client.name, f"{client.name} may not ask {self.model}")
         use = self._use.setdefault(client.name, ClientUse())
         if refusal := _beyond(client, use, now):
@@ -161,7 +160,7 @@ class Door:
 
     def _client(self, authorization: str) -> Client | None:
         self._read_again()
-        if self._open:
+        if not self._guarded:
             return unlimited(ANYBODY)
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -184,11 +183,10 @@ class Door:
             clients = read_clients(self._root)
         except DamagedModel as error:
             say(f"no client is let in: {error}")
-            self._by_hash, self._open, self._guarded, self._seen = {}, False, True, version
-            return
+            clients = Clients()
         self._by_hash = {client.key_sha256: client for client in clients.clients} if clients else {}
         self._guarded = self._guarded or clients is not None
-        self._open, self._seen = not self._guarded, version
+        self._seen = version
 
 
 def _beyond(client: Client, use: ClientUse, now: float) -> DoorAnswer | None:

@@ -26,8 +26,7 @@ from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
 from stages.parts.endpoint.door import CLIENT_HEADER, PRIORITY_HEADER, Door, answering, short_path
-from stages.parts.endpoint.offered import HEALTH, OFFERED
-from stages.parts.endpoint.routing import Routing, names_of
+from stages.parts.endpoint.routing import HEALTH, OFFERED, Routing, names_of
 from stages.parts.endpoint.tls import SECRET_FILE, Tls
 from stages.parts.machine.process import Contained, contained
 from stages.parts.vllm.streaming import RELEASE_HEADER

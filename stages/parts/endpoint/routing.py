@@ -1,4 +1,5 @@
-"""Where new requests go: the servers of each release, what replaces them while they do not answer, and the shares.
+"""What an endpoint offers, and where new requests go: the servers of each release, what replaces them while they do not
+answer, and the shares.
 
 The replicas of a release are one another's first replacement; after them come the stable release and the standby.
 """
@@ -9,6 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+HEALTH: Final = "/health"
+OFFERED: Final = {
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/responses": "POST",
+    "/v1/models": "GET",
+    HEALTH: "GET",
+}
+"""The method of each path that is offered, on one machine and on a cluster: what vLLM answers for a model that
+generates text. vLLM has more: routes that generate without a key (``/invocations``), and routes that reveal what
+clients do (``/metrics``, ``/load``)."""
 SESSIONS: Final = "-sessions"
 
 

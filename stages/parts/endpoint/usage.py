@@ -25,7 +25,7 @@ from stages.parts.base.store import exclusive, write_text
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import Database
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 
 LOG_BYTES: Final = 16 << 20
 """The length at which Envoy begins another file."""

@@ -19,7 +19,7 @@ JOURNAL: Final = "rollout.json"
 REQUEST: Final = "rollout.request.json"
 LOCK: Final = "rollout"
 LOCAL: Final = "local"
-"""The target that is this machine; see ``stages.rollout.connect``."""
+"""The target that is this machine; see ``stages.rollout.target``."""
 KSERVE: Final = "kserve"
 """The target that is a cluster with KServe."""
 

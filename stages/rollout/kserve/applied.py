@@ -1,4 +1,4 @@
-"""The objects of one endpoint on its cluster.
+"""The objects of one endpoint on its cluster, and the events by which others there see what a rollout did.
 
 Objects are applied server-side by one field manager, at the version that was read. On the way forward this is never
 forced: a change that somebody else made meanwhile is a Conflict. On the way back it is forced: a person who changed a
@@ -8,18 +8,25 @@ share by hand owns that field from then on, but must not keep clients at a bad c
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from stages.parts.base.errors import Conflict, TransientError
-from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import Kind, Object
+from stages.parts.base.errors import Conflict, SlipwayError, TransientError
+from stages.parts.cluster.api import FIELD_MANAGER, Cluster
+from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Kind, Object
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.objects import BUDGETS, ISVCS, MODEL, KServeEndpoint, disruption_budget
 
+BAD: Final = ("RolledBack", "GaveUp")
+"""The reasons of events that are warnings."""
+LONGEST_NOTE: Final = 1024
+"""In bytes; the API refuses a longer one."""
 SERVICES: Final = Kind("v1", "Service", "services")
 
 
@@ -108,6 +115,34 @@ class AppliedObjects:
         headless = service["spec"].get("clusterIP") == "None"
         number = port.get("targetPort", port["port"]) if headless else port["port"]
         return self.endpoint.settings.service_url.format(service=name, namespace=self.endpoint.namespace, port=number)
+
+
+def cluster_user(cluster: Cluster) -> str:
+    """Ask which user the cluster takes the caller for; "unknown" if it does not say."""
+    body = {"apiVersion": USER_REVIEWS.api_version, "kind": USER_REVIEWS.name}
+    try:
+        return str(cluster.request("POST", USER_REVIEWS.path(None), body=body)["status"]["userInfo"]["username"])
+    except (SlipwayError, KeyError):  # Kubernetes before 1.28, or the right was taken away
+        return "unknown"
+
+
+def event(regarding: Object, reason: str, note: str) -> Object:
+    """Build an event on an InferenceService or HTTPRoute."""
+    metadata = regarding["metadata"]
+    identity = {key: metadata[key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.name,
+        "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": socket.gethostname(),
+        "action": "Rollout",
+        "reason": reason,
+        "type": "Warning" if reason in BAD else "Normal",
+        "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **identity},
+        "note": note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+    }
 
 
 def still_lacking(lacking: Callable[[], str], limit_s: float, poll_s: float) -> str:

@@ -123,7 +123,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
     """Wait until the new mode's servers answer; if they don't, remove them."""
     new.check_room(release)
     with _undone(old, new, release):
-        _say(f"starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
+        say(f"rollout: starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
         began_s = last_line_s = time.monotonic()
         deadline = began_s + SCHEDULED_S + new.startup_s(release)
@@ -132,7 +132,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
                 raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")
             if time.monotonic() > last_line_s + WAITING_S:
                 last_line_s = time.monotonic()
-                _say(f"{why} ({last_line_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
+                say(f"rollout: {why} ({last_line_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
             time.sleep(new.poll_s)
 
 
@@ -151,9 +151,9 @@ def _hand_over(load: SteadyLoad, old: KServeTarget, new: KServeTarget, release: 
     with _undone(old, new, release):
         new.promote(release)
         old.leave_host()
-        _say(f"mode {new.installation.mode} has the host name")
+        say(f"rollout: mode {new.installation.mode} has the host name")
         _until_answered(load, time.monotonic(), f"no request is answered in mode {new.installation.mode}")
-    _say(f"removing what mode {old.installation.mode} left")
+    say(f"rollout: removing what mode {old.installation.mode} left")
     old.remove_services()
     new.wait_for_propagation(release, 100)
 
@@ -164,13 +164,13 @@ def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None
     try:
         yield
     except BaseException:
-        _say(f"going back to mode {old.installation.mode}")
+        say(f"rollout: going back to mode {old.installation.mode}")
         try:
             old.promote(release)
             new.leave_host()
             new.remove_services()
         except SlipwayError as error:
-            _say(f"could not go back: {error}; slipway rollout move goes on with it")
+            say(f"rollout: could not go back: {error}; slipway rollout move goes on with it")
         raise
 
 
@@ -186,7 +186,3 @@ def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
         f"{failure}: {errors[-1] if errors else 'none came back'}",
         hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
     )
-
-
-def _say(text: str) -> None:
-    say(f"rollout: {text}")

@@ -19,7 +19,7 @@ from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments

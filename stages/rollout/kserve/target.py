@@ -20,8 +20,7 @@ from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
-from stages.rollout.kserve.applied import AppliedObjects, refuse_foreign
-from stages.rollout.kserve.audit import cluster_user, event
+from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, refuse_foreign
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room

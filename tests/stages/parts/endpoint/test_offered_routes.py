@@ -14,8 +14,7 @@ import pytest
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import proxying
-from stages.parts.endpoint.offered import OFFERED
-from stages.parts.endpoint.routing import Backend, routing
+from stages.parts.endpoint.routing import OFFERED, Backend, routing
 from stages.parts.vllm.server import reserved_port
 from tests import routes
 from tests.routes import METHODS, UPGRADE, answered, registered, spellings, unexpected_answers

@@ -10,7 +10,7 @@ import pytest
 from stages.parts.cluster.kinds import EVENTS
 from stages.parts.releases.history import history
 from stages.rollout.commands import abort
-from stages.rollout.kserve.audit import LONGEST_NOTE, event
+from stages.rollout.kserve.applied import LONGEST_NOTE, event
 from stages.rollout.kserve.llm_objects import llm_name
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.kserve.on_kserve import OnKServe
