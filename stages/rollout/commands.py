@@ -15,6 +15,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.records.rollout import LOCK, Journal, OperatorRequest, read_journal, submit_request, under_way
 from stages.parts.releases import release as releases
+from stages.rollout.resume import another_under_way
 from stages.rollout.state_machine import StateMachine, roll_out
 from stages.rollout.target import Target
 
@@ -47,14 +48,8 @@ def promote(store: ModelStore, target: Target) -> Journal:
 
 def abort(store: ModelStore, target: Target, reason: str = "given up by a person") -> str | None:
     """Give up the rollout under way: all traffic goes back to the stable release, and the canary is removed. A canary
-    that the platform tries without a rollout is removed, too.
-
-    Returns:
-        The release that was given up; None if nothing was under way.
-
-    Raises:
-        Conflict: it is promoted already, at least on the platform, and stays.
-    """
+    that the platform tries without a rollout is removed, too. Returns the release that was given up; None if nothing
+    was under way. Raises Conflict if it is promoted already, at least on the platform, and stays."""
     journal = under_way(store)
     if journal is None:
         if stray := target.split().canary:
@@ -74,10 +69,8 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
 
 
 def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str | None = None) -> tuple[str, bool]:
-    """Go back to the release that was in production before, or to any other. No weights are copied.
-
-    Returns:
-        The release, and whether it is served. False: nothing is, and only the ``production`` link was moved.
+    """Go back to the release that was in production before, or to any other. No weights are copied. Returns the
+    release, and whether it is served: where nothing is, only the ``production`` link is moved.
 
     Raises:
         NothingToServe: there is no earlier release.
@@ -88,10 +81,7 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
     journal = under_way(store)
     release = _earlier_release(store, journal, to)
     if journal and (journal.kind != "rollback" or journal.release != release):
-        raise Conflict(
-            f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
-            hint=f"give it up first: slipway rollout abort {store.model}",
-        )
+        raise another_under_way(store, journal)
     if target.split().stable is not None or journal:
         roll_out(store, target, release, settings, rollback=True)
         return release, True

@@ -31,10 +31,7 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     if last.ended:
         return last if last.release == release and bool(run) and last.run == run else None
     if last.release != release:
-        raise Conflict(
-            f"the rollout of {last.release} is under way ({last.state}, {last.percent} %)",
-            hint=f"let it end, or give it up: slipway rollout abort {store.model}",
-        )
+        raise another_under_way(store, last)
     if last.target != target_name:
         raise Conflict(
             f"the rollout of {release} is under way on {last.target}, not {target_name}",
@@ -71,6 +68,14 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         changes=target.changes(release) if kind == "refresh" else "",
         started_at=now,
         entered_at=now,
+    )
+
+
+def another_under_way(store: ModelStore, journal: Journal) -> Conflict:
+    """Build the refusal to do what a rollout that is under way would disturb, or be disturbed by."""
+    return Conflict(
+        f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
+        hint=f"let it end, or give it up: slipway rollout abort {store.model}",
     )
 
 

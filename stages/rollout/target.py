@@ -84,14 +84,8 @@ class Target(Protocol):
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         """Give the stable release all traffic, then drain and remove *release*, even if others changed it meanwhile.
-
-        Args:
-            first: nothing was served before *release*, and nothing shall be served after it.
-
-        Raises:
-            Conflict: it is the stable release, and not *first*: clients would be left with nothing. Nothing was
-                changed.
-        """
+        *first* says that nothing was served before *release*, and nothing shall be served after it. Otherwise, if it is
+        the stable release, this raises Conflict and changes nothing: clients would be left with nothing."""
 
     def counters(self, release: str) -> Counters:
         """Read its counters now. Requests to ``url()`` are counted like those of clients."""
@@ -133,11 +127,17 @@ def tried_already(release: str | None) -> Conflict:
     return Conflict(f"{release} is being tried already", hint="end that rollout first")
 
 
-def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:
-    """Connect to the platform called *name*, for the releases of one model. Its module is imported only now.
+def needed(store: ModelStore, release: str) -> Conflict:
+    """Build the refusal to withdraw the stable release."""
+    return Conflict(
+        f"{release} is the stable release of {store.model}: clients would be left with nothing",
+        hint=f"slipway rollback {store.model}",
+    )
 
-    Args:
-        source: the model as the user named it.
+
+def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:
+    """Connect to the platform called *name*, for the releases of the model that the user named *source*. The platform's
+    module is imported only now.
 
     Raises:
         UnknownName: *name* is not in ``TARGETS``.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-REREAD_S: Final = 60.0
-"""A pod's token is replaced in its file from time to time."""
 EARLY_S: Final = 30.0
 """A token is replaced that long before it expires."""
 TOKEN_S: Final = 120.0
@@ -150,9 +148,9 @@ def _credentials(user: Entry, cluster: Entry) -> tuple[Callable[[], str], dict[s
 
 
 def _from_file(path: Path) -> Callable[[], str]:
-    token = _Kept(lambda: ({"token": path.read_text().strip()}, time.time() + REREAD_S))
-    token()
-    return lambda: f"Bearer {token()['token']}"
+    """Read the token anew for each request: a pod's is replaced from time to time."""
+    path.read_text()  # raises now if there is none
+    return lambda: f"Bearer {path.read_text().strip()}"
 
 
 class _Kept:

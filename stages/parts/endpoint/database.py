@@ -79,9 +79,7 @@ class Database:
 @contextlib.contextmanager
 def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[Database]:
     """Open the database at *url*, or without one that of the store at *root*, and make its tables if there are none.
-
-    Args:
-        timeout_s: how long to wait for others who write to SQLite's file.
+    Others who write to SQLite's file are waited for, for *timeout_s* at most.
 
     Raises:
         ConfigError: see ``check_url``.

@@ -139,11 +139,8 @@ def start(
     store: ModelStore, source: str, serving: AskedServing, wanted: Wanted, *, secrets: Mapping[str, str] | None = None
 ) -> Endpoint:
     """Serve what is *wanted* by a supervisor in a session of its own, which outlives this process, and return once the
-    stable release answers. If this is interrupted, it is stopped again.
-
-    Args:
-        source: the model as the user named it.
-        secrets: see ``secrets_of``; if None, what is set for this process.
+    stable release answers. If this is interrupted, it is stopped again. *source* is the model as the user named it;
+    without *secrets* (see ``secrets_of``), those of this process count.
 
     Raises:
         ConfigError: see ``tls_of`` and ``usage_url``.

@@ -199,11 +199,8 @@ def _write(folder: Path, name: str, routing: Routing, version: str) -> None:
 def proxying(
     address: tuple[str, int], routing: Routing, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
 ) -> Iterator[Proxy]:
-    """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way.
-
-    Args:
-        door: decides who may ask.
-        tls: if None, plain HTTP is served.
+    """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way. The
+    *door* decides who may ask. Without *tls*, plain HTTP is served.
 
     Raises:
         ConfigError: Envoy is not installed.

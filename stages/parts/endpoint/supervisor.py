@@ -19,21 +19,10 @@ from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, 
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
+from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.endpoint import (
-    DRAIN_S,
-    LOG,
-    RECORD,
-    SERVERS,
-    WANTED,
-    Endpoint,
-    Wanted,
-    api_key,
-    log_of,
-    published,
-    supervising,
-)
+from stages.parts.endpoint.endpoint import DRAIN_S, LOG, RECORD, SERVERS, WANTED, Endpoint, Wanted, api_key
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
@@ -53,10 +42,8 @@ WITHDRAWN_DRAIN_S: Final = 600
 def serve_foreground(
     store: ModelStore, serving: AskedServing, policy: RestartPolicy = DEFAULT_POLICY, *, resume: bool = False
 ) -> None:
-    """Serve the published release until interrupted; a rollout that was under way is resumed.
-
-    Args:
-        resume: serve what ``serving.json`` asks for, whatever is published.
+    """Serve the published release or, to *resume*, what ``serving.json`` asks for, until interrupted; a rollout that
+    was under way is resumed in any case.
 
     Raises:
         NothingToServe: no release is published.
@@ -64,11 +51,11 @@ def serve_foreground(
         PortInUse: something else listens on ``serving.port``.
         ServerFailed: see ``supervise``.
     """
-    with supervising(store):
+    with endpoints.supervising(store):
         former = Wanted.read(store.path / WANTED)
         complete = former is not None and all((store.releases / release).is_dir() for release in former.releases())
         if former is None or not complete or not (resume or former.tried):
-            Wanted(stable=published(store).name).write(store.path / WANTED)
+            Wanted(stable=endpoints.published(store).name).write(store.path / WANTED)
         try:
             supervise(store, serving, policy)
         finally:
@@ -171,7 +158,7 @@ class _Supervisor:
                 self._store.releases / release,
                 self._store.model,
                 settings,
-                log=log_of(self._store, release, replica),
+                log=endpoints.log_of(self._store, release, replica),
                 unix_socket=True,
                 for_clients=True,
                 drain_s=DRAIN_S,
@@ -244,9 +231,7 @@ class _Supervisor:
             url=f"{'https' if self._tls else 'http'}://{reachable(self._serving.host)}:{self._port}",
             model=self._store.model,
             release=wanted.stable,
-            canary=wanted.canary,
-            percent=wanted.percent,
-            standby=wanted.standby,
+            **wanted.model_dump(include={"canary", "percent", "standby"}),
             servers=tuple(server.state for servers in self._servers.values() for server in servers),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),

@@ -97,11 +97,9 @@ def summarized_moves(store: ModelStore) -> list[MoveSummary]:
 
 
 def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
-    """Remove all but the newest *keep* releases. A release is never removed if it is in production, was there before,
-    may be the next one, or is being served.
-
-    Args:
-        others: remove the variants and evaluations of other configurations, too, which were put aside.
+    """Remove all but the newest *keep* releases and, with *others*, the variants and evaluations of other
+    configurations, which were put aside. A release is never removed if it is in production, was there before, may be
+    the next one, or is being served.
 
     Raises:
         ConfigError: *keep* is less than one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,15 +16,12 @@ def shares(route: Object) -> dict[str, float]:
     """Percent of new requests by Service; empty if its rules differ from each other, or one of them has no weight."""
     by_rule: list[dict[str, float]] = []
     for rule in route["spec"].get("rules", []):
-        backends = rule.get("backendRefs", [])
-        total = sum(float(backend.get("weight", 1)) for backend in backends)
-        if not total:
+        weights = Counter[str]()
+        for backend in rule.get("backendRefs", []):
+            weights[backend["name"]] += int(backend.get("weight", 1))
+        if not (total := weights.total()):
             return {}
-        percent: dict[str, float] = {}
-        for backend in backends:
-            name = backend["name"]
-            percent[name] = percent.get(name, 0.0) + 100 * float(backend.get("weight", 1)) / total
-        by_rule.append(percent)
+        by_rule.append({name: 100 * weight / total for name, weight in weights.items()})
     return by_rule[0] if by_rule and all(percent == by_rule[0] for percent in by_rule) else {}
 
 

@@ -22,7 +22,7 @@ from stages.rollout.kserve import objects
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, release_of, revision_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget
-from stages.rollout.target import Replicas, tried_already
+from stages.rollout.target import Replicas, needed, tried_already
 
 NAMES: Final = ("Serverless", "Knative")
 """KServe's deployment mode, by its old name, which every version understands, and its new one."""
@@ -131,7 +131,7 @@ class KnativeTarget(OneServiceTarget):
             if first and latest in (None, release):
                 self.remove_all()
             elif service:
-                raise self.refusal(release)
+                raise needed(self.endpoint.store, release)
             return
         if latest == release:
             self.shift(release, 0, back=True)

@@ -27,7 +27,7 @@ from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
-from stages.rollout.resume import SCHEDULED_S
+from stages.rollout.resume import SCHEDULED_S, another_under_way
 from stages.rollout.steady_load import SteadyLoad
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 1.0
@@ -74,7 +74,7 @@ def move(
     """
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         if journal := under_way(store):
-            raise Conflict(f"the rollout of {journal.release} is under way", hint="let it end, or give it up")
+            raise another_under_way(store, journal)
         before, release = _served(cluster, store, mode)
         if before == mode:
             return Moved(release=release, before=before, mode=mode, seconds=0, answers=None)

@@ -24,7 +24,7 @@ from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled
-from stages.rollout.target import tried_already
+from stages.rollout.target import needed, tried_already
 
 NAMES: Final = ("Standard", "RawDeployment")
 """KServe's deployment mode, by its new name and its old one. Versions with ``spec.canary`` need the new one."""
@@ -221,7 +221,7 @@ class StandardTarget(OneServiceTarget):
                 self.autoscalers.keep()
                 self.remove_all()
             elif service:
-                raise self.refusal(release)
+                raise needed(self.endpoint.store, release)
             return
         entry = self._canary(service)
         if entry and release_of(entry["predictor"]) == release:

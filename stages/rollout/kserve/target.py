@@ -28,7 +28,7 @@ from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
 from stages.rollout.kserve.release_pods import Pods
-from stages.rollout.target import Replicas, Target, tried_already
+from stages.rollout.target import Replicas, Target, needed, tried_already
 
 UNRECONCILED_S: Final = 60.0
 """KServe tries again meanwhile: another controller may have changed the object at the same time."""
@@ -144,13 +144,6 @@ class KServeTarget(Target):
         self.remove_services()
         self.objects.remove(BUDGETS, self.endpoint.name)
 
-    def refusal(self, release: str) -> Conflict:
-        """Build the refusal to withdraw the stable release."""
-        return Conflict(
-            f"{release} is the stable release of {self.endpoint.store.model}: clients would be left with nothing",
-            hint=f"slipway rollback {self.endpoint.store.model}",
-        )
-
 
 class OneServiceTarget(KServeTarget):
     """A mode with one InferenceService, called like the endpoint, for the stable release and its canary."""
@@ -263,7 +256,7 @@ class ServicePerReleaseTarget(KServeTarget):
         stable = self.stable_of(services)
         if stable == release:
             if not first or len(services) > 1:
-                raise self.refusal(release)
+                raise needed(self.endpoint.store, release)
             self.leave_host()
         elif stable:
             self.weigh({stable: 100}, back=True)
