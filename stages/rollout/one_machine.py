@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse
@@ -31,7 +31,7 @@ from stages.parts.vllm.arguments import serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
 from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.prometheus import read_counters
-from stages.rollout.target import needed, tried_already
+from stages.rollout.target import Replicas, needed, tried_already
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
 ALONE: Final = 0.5
@@ -181,6 +181,12 @@ class OneMachine:
             failed = max(counters.failed + host["cx_connect_fail"], host["rq_error"])
             by_server.append(counters.model_copy(update={"failed": float(failed)}))
         return together(by_server)
+
+    def replicas(self, release: str) -> Replicas:
+        raise ConfigError(
+            f"nothing scales {release}: one machine has the same servers under any load",
+            hint="name a platform that serves on KServe: --platform",
+        )
 
     def client_url(self) -> str:
         if (running := self._running()) is None:

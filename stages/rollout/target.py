@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stages.parts.base.errors import Conflict, UnknownName
 from stages.parts.records.counters import Counters
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 TARGETS: Final = (LOCAL, KSERVE)
 """The platforms that a release can be rolled out on. To add one: its name and a branch of ``connect``."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of one release, and what its autoscaler was told."""
+
+    running: int
+    """How many the autoscaler has asked for, ready or not."""
+    ready: int
+    minimum: int
+    maximum: int
+    concurrency: int
+    """The requests that one replica should have."""
+    lacking: str = ""
+    """Why the autoscaler can't do its work, as it says itself."""
 
 
 class Target(Protocol):
@@ -90,36 +105,15 @@ class Target(Protocol):
     def counters(self, release: str) -> Counters:
         """Read its counters now. Requests to ``url()`` are counted like those of clients."""
 
+    def replicas(self, release: str) -> Replicas:
+        """Count its replicas now, with the bounds in force; raise ConfigError or NotInstalled if nothing scales it."""
+
     def client_url(self) -> str:
         """Return the base URL (without ``/v1``) that clients use, whatever the split."""
 
     def kill(self, release: str) -> Callable[[], bool]:
         """End one of its servers at once, as a crash would; for drills. Returns a function that says whether another
         one is up in its place. Raises TransientError if no server is up, AccessDenied if the caller lacks the right."""
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """The replicas of one release, and what its autoscaler was told."""
-
-    running: int
-    """How many the autoscaler has asked for, ready or not."""
-    ready: int
-    minimum: int
-    maximum: int
-    concurrency: int
-    """The requests that one replica should have."""
-    lacking: str = ""
-    """Why the autoscaler can't do its work, as it says itself."""
-
-
-@runtime_checkable
-class Autoscaled(Target, Protocol):
-    """A target whose releases may have as many replicas as their load needs."""
-
-    def replicas(self, release: str) -> Replicas:
-        """Count those that are there now, with the bounds in force; raise ConfigError or NotInstalled if nothing scales
-        *release*."""
 
 
 def tried_already(release: str | None) -> Conflict:
