@@ -26,12 +26,8 @@ ANSWER_TIMEOUT_S: Final = 600.0
 
 def promote(store: ModelStore, target: Target) -> Journal:
     """Approve the rollout under way and do not wait for time to pass: in the process that runs it, or here to its end.
-    The evidence required of the canary stays the same.
-
-    Raises:
-        NothingToServe: no rollout is under way.
-        RolledBack: the canary turned out to be worse.
-    """
+    The evidence required of the canary stays the same. Raises NothingToServe if no rollout is under way, RolledBack if
+    the canary turned out to be worse."""
     journal = under_way(store)
     if journal is None:
         raise NothingToServe(

@@ -62,12 +62,8 @@ def in_cluster() -> tuple[Login, str]:
 
 def by_kubeconfig(paths: Sequence[Path], context: str | None) -> tuple[Login, str]:
     """Log in to *context* or the current one. Returns its namespace, too. Where several files have an entry, the first
-    counts.
-
-    Raises:
-        ConfigError: there is no such context, or a file is not valid.
-        AccessDenied: the program that gives the token fails.
-    """
+    counts. Raises ConfigError if there is no such context, or a file is not valid; AccessDenied if the program that
+    gives the token fails."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

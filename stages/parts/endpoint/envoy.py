@@ -200,12 +200,8 @@ def proxying(
     address: tuple[str, int], routing: Routing, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
 ) -> Iterator[Proxy]:
     """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way. The
-    *door* decides who may ask. Without *tls*, plain HTTP is served.
-
-    Raises:
-        ConfigError: Envoy is not installed.
-        ServerFailed: it did not start.
-    """
+    *door* decides who may ask. Without *tls*, plain HTTP is served. Raises ConfigError if Envoy is not installed,
+    ServerFailed if it did not start."""
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)

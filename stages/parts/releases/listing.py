@@ -99,12 +99,8 @@ def summarized_moves(store: ModelStore) -> list[MoveSummary]:
 def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
     """Remove all but the newest *keep* releases and, with *others*, the variants and evaluations of other
     configurations, which were put aside. A release is never removed if it is in production, was there before, may be
-    the next one, or is being served.
-
-    Raises:
-        ConfigError: *keep* is less than one.
-        Busy: a rollout is running, which may need any of them.
-    """
+    the next one, or is being served. Raises ConfigError if *keep* is less than one, Busy if a rollout is running, which
+    may need any of them."""
     if keep < 1:
         raise ConfigError(
             "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"

@@ -109,12 +109,8 @@ class Setup:
 
 
 def detect(cluster: Cluster, settings: KServe) -> Installation:
-    """How traffic is split on *cluster*.
-
-    Raises:
-        NotInstalled: the cluster has no KServe, or lacks what the mode needs.
-        ConfigError: the mode can't work there; the message says why and what to do.
-    """
+    """Find out how traffic is split on *cluster*. Raises NotInstalled if it has no KServe, or lacks what the mode
+    needs; ConfigError if the mode can't work there: why, and what to do."""
     setup = Setup(cluster, settings)
     setup.require(ISVCS)
     mode = setup.chosen()
