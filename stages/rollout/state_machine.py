@@ -24,7 +24,6 @@ from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records import rollout as records
 from stages.parts.records.rollout import Act, Journal, JournalChanges, Observed, RolloutKind, RolloutState, Transition
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import Move, remember
 from stages.rollout.analysis import check_quality
 from stages.rollout.observation import Look, Observer, agreement, responds
 from stages.rollout.resume import PROMOTE, begin, check_canary, reached, resume
@@ -300,7 +299,7 @@ class StateMachine:
         same = journal.kind == "refresh" and journal.before == journal.release
         if not same or journal.changes:
             alike = ("id", "release", "before", "run", "decision", "acts", "started_at")
-            move = Move(
+            move = releases.Move(
                 **{name: getattr(journal, name) for name in alike},
                 kind="settings" if same else "rollback" if journal.kind == "rollback" else "rollout",
                 result=result,
@@ -308,7 +307,7 @@ class StateMachine:
                 ended_at=self._now(),
                 analyses=tuple(analysis.model_dump(mode="json") for analysis in journal.analyses),
             )
-            remember(self.store, move)
+            releases.remember(self.store, move)
             by = "".join(dict.fromkeys(f"; {act.what} by {act.by}" for act in journal.acts))
             self.target.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
         self._enter(result)

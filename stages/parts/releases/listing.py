@@ -17,8 +17,17 @@ from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.history import Move, OneMove, history
-from stages.parts.releases.release import METRICS, before, candidate, current_release, headline, numbered
+from stages.parts.releases.release import (
+    METRICS,
+    Move,
+    OneMove,
+    before,
+    candidate,
+    current_release,
+    headline,
+    history,
+    numbered,
+)
 from stages.parts.releases.split import Split
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.parts.cluster.kinds import EVENTS
-from stages.parts.releases.history import history
+from stages.parts.releases.release import history
 from stages.rollout.commands import abort
 from stages.rollout.kserve.applied import LONGEST_NOTE, event
 from stages.rollout.kserve.llm_objects import llm_name
