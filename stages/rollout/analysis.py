@@ -18,7 +18,7 @@ from scoring import canary as stats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.workload import Slo
 from stages.parts.records.counters import Counters, Histogram, Increase
-from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Observed, Side, Slice, Window
+from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Journal, Observed, Side, Slice, Window
 from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s
 
 MS: Final = 1000.0
@@ -45,17 +45,13 @@ no more of the stable release's figures from then."""
 class Observation:
     """What one step has shown so far."""
 
-    percent: int
-    """The canary's share of new requests."""
+    journal: Journal
+    """With the settings, and the steps that have ended."""
     window: Window
     """Its counters at the beginning of the step, and its slices."""
-    windows: int
-    """See ``Journal.windows``."""
     canary: Counters
     stable: Counters | None
     """None if they can't be read."""
-    earlier: Sequence[Observed]
-    """The steps that have ended."""
     agreement: float | None
     """With the recorded answers, 0–1; None if the canary was not asked."""
     seconds: float
@@ -66,18 +62,18 @@ class Observation:
     @property
     def slices(self) -> list[Slice]:
         """The slices of the whole rollout."""
-        return [*(ended for step in self.earlier for ended in step.slices), *self.window.slices]
+        return [*(ended for step in self.journal.observed for ended in step.slices), *self.window.slices]
 
     @property
     def even(self) -> list[Slice]:
         """Those in which the canary carried no more load than the stable release."""
-        now = self.window.slices if self.percent <= EVEN else ()
-        return [*(ended for step in self.earlier if step.percent <= EVEN for ended in step.slices), *now]
+        now = self.window.slices if self.journal.percent <= EVEN else ()
+        return [*(ended for step in self.journal.observed if step.percent <= EVEN for ended in step.slices), *now]
 
     @property
     def most_loaded(self) -> Observed | None:
         """The step in which the stable release carried most."""
-        return min(self.earlier, key=lambda step: step.percent, default=None)
+        return min(self.journal.observed, key=lambda step: step.percent, default=None)
 
 
 def figures(increase: Increase, own: int = 0) -> Figures:
@@ -94,14 +90,15 @@ def figures(increase: Increase, own: int = 0) -> Figures:
     )
 
 
-def analyse(settings: Rollout, observation: Observation) -> Analysis:
+def analyse(observation: Observation) -> Analysis:
     """Judge a step: ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``."""
-    window, alone = observation.window, observation.percent == 100
+    window, journal, settings = observation.window, observation.journal, observation.journal.settings
+    alone = journal.percent == 100
     canary = figures(observation.canary.since(window.canary), own=window.sent("canary"))
     stable = None
     if observation.stable:
         stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
-    steps, looks = len(settings.steps), (observation.windows, len(window.slices))
+    steps, looks = len(settings.steps), (journal.windows, len(window.slices))
     level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
@@ -110,7 +107,7 @@ def analyse(settings: Rollout, observation: Observation) -> Analysis:
     ]
     if not alone:
         checks.append(_failures(settings, "refused", observation.slices, level))
-    if observation.percent <= EVEN:
+    if journal.percent <= EVEN:
         checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
     if len(window.slices) < SETTLED:
         level = 0.0
@@ -120,7 +117,7 @@ def analyse(settings: Rollout, observation: Observation) -> Analysis:
     good = "sound with all the traffic" if alone else "as good as the stable release in every check"
     verdict, reason = _verdict(checks, good)
     return Analysis(
-        percent=observation.percent,
+        percent=journal.percent,
         verdict=verdict,
         reason=reason,
         canary=canary,
@@ -208,7 +205,7 @@ def _latency(settings: Rollout, name: Latency, observation: Observation, level: 
     canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
     present = ComparedLatency(_at_equal_load(observation, name), canary, stable)
     check = _within_limit(settings, name, present, level, observation.seconds)
-    if observation.percent <= EVEN or check.verdict == "pass":
+    if observation.journal.percent <= EVEN or check.verdict == "pass":
         return check
     if reference is None:
         return None
@@ -230,8 +227,8 @@ def _at_equal_load(observation: Observation, name: Latency) -> stats.Mean:
     """
     slices = observation.window.slices
     ratio, more = stats.mean_of(log_ratios(slices, name)), _more_load(slices)
-    before = next((step.slices for step in reversed(observation.earlier) if _more_load(step.slices) < 0), None)
-    if more <= 0 or before is None or observation.percent > EVEN:
+    before = next((step.slices for step in reversed(observation.journal.observed) if _more_load(step.slices) < 0), None)
+    if more <= 0 or before is None or observation.journal.percent > EVEN:
         return ratio
     part = more / (more - _more_load(before))
     return ratio.times(1 - part).plus(stats.mean_of(log_ratios(before, name)), part)

@@ -127,25 +127,23 @@ class Observer:
         """Judge the step. The recorded questions are asked only once everything else is good."""
         journal, settings = self.journal, self.journal.settings
         observation = Observation(
-            percent=journal.percent,
+            journal=journal,
             window=window,
-            windows=journal.windows,
             canary=canary,
             stable=stable,
-            earlier=journal.observed,
             agreement=None,
             seconds=elapsed_s,
             at=self.now(),
             slo=self.slo(),
         )
-        analysis = analyse(settings, observation)
+        analysis = analyse(observation)
         complete = journal.hurried or elapsed_s >= settings.step_s
         if analysis.verdict == "promote" and complete and settings.agreement:
             try:
                 agreed = agreement(self.store, self.target, journal.release)
             except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
                 return Look(f"it did not answer the recorded questions: {error}", changes={"window": window})
-            analysis = analyse(settings, replace(observation, agreement=agreed, at=self.now()))
+            analysis = analyse(replace(observation, agreement=agreed, at=self.now()))
         former = tuple(earlier for earlier in journal.analyses if earlier.percent != analysis.percent)
         return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*former, analysis)})
 

@@ -45,11 +45,7 @@ def serve_foreground(
     """Serve the published release or, to *resume*, what ``serving.json`` asks for, until interrupted; a rollout that
     was under way is resumed in any case.
 
-    Raises:
-        NothingToServe: no release is published.
-        Busy: another supervisor serves this model.
-        PortInUse: something else listens on ``serving.port``.
-        ServerFailed: see ``supervise``.
+    Raises as ``supervise``; NothingToServe if no release is published, Busy if another supervisor serves this model.
     """
     with endpoints.supervising(store):
         former = Wanted.read(store.path / WANTED)
