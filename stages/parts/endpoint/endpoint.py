@@ -147,12 +147,19 @@ def start(
         PortInUse: something else listens on ``serving.port``.
         ServerFailed: it could not be served.
     """
+    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+    from stages.parts.vllm.server import reserved_port
     from stages.parts.vllm.server_log import ServerLog
 
     tls_of(serving)
     secrets = {URL_VARIABLE: usage_url()} if secrets is None else secrets
     # The proxy of a supervisor that ended a moment ago, or was killed, may still be ending.
-    _wait_for_port(serving, STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
+    over = stop_after_delay(STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
+    in_use = retry_if_exception_type(PortInUse)
+    for attempt in Retrying(retry=in_use, stop=over, wait=wait_fixed(POLL_S), reraise=True):
+        with attempt, reserved_port(serving.host, serving.port):
+            pass
     log = store.path / LOG
     with contextlib.suppress(FileNotFoundError):
         log.replace(log.with_name(PREVIOUS_LOG))
@@ -195,18 +202,6 @@ def secrets_of(running: Endpoint) -> dict[str, str]:
     except psutil.Error:
         variables = dict(os.environ)
     return {name: variables.get(name, "") for name in (API_KEY_VARIABLE, URL_VARIABLE)}
-
-
-def _wait_for_port(serving: AskedServing, timeout_s: float) -> None:
-    """Wait until nothing listens on the port."""
-    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
-    from stages.parts.vllm.server import reserved_port
-
-    in_use, over = retry_if_exception_type(PortInUse), stop_after_delay(timeout_s)
-    for attempt in Retrying(retry=in_use, stop=over, wait=wait_fixed(POLL_S), reraise=True):
-        with attempt, reserved_port(serving.host, serving.port):
-            pass
 
 
 def stop(store: ModelStore) -> bool:

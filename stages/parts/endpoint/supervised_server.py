@@ -107,7 +107,9 @@ class SupervisedServer:
                     ready_at = time.monotonic()
                     meter = Meter(self._spec.log.parent, self._spec.name, self.release, server.url)
                     meter.read()
-                    self._up(server)
+                    say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
+                    self.started = True
+                    self._enter("up", url=server.url, pid=server.process.pid)
                     try:
                         self._watch(server, meter)
                     finally:
@@ -147,11 +149,6 @@ class SupervisedServer:
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
             raise Interrupted("asked to stop")
-
-    def _up(self, server: Server) -> None:
-        say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
-        self.started = True
-        self._enter("up", url=server.url, pid=server.process.pid)
 
     def _fail(self, error: SlipwayError) -> None:
         self.error = error

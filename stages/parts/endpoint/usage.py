@@ -149,11 +149,8 @@ def sums(database: Database, since: datetime, by: Sequence[str], price: Price | 
         groups[tuple(getattr(row, name) for name in by)].append(row)
     totals = []
     for group, members in groups.items():
-        total = _sum(dict(zip(by, group, strict=True)), members)
-        if price:
-            cost = sum(rates[row.endpoint, row.model] * row.amount(price.shared_by) for row in members)
-            total = total.model_copy(update={"cost": cost})
-        totals.append(total)
+        cost = sum(rates[row.endpoint, row.model] * row.amount(price.shared_by) for row in members) if price else None
+        totals.append(_sum(dict(zip(by, group, strict=True)), members, cost))
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
@@ -170,7 +167,7 @@ def _rates(rows: Iterable[Row], price: Price) -> dict[tuple[str | None, str], fl
     return rates
 
 
-def _sum(group: dict[str, Any], rows: Sequence[Row]) -> Sum:
+def _sum(group: dict[str, Any], rows: Sequence[Row], cost: float | None) -> Sum:
     requests = [(row, row.status) for row in rows if row.status is not None]
     answered = [row for row, status in requests if 200 <= status < 300]
     return Sum(
@@ -185,6 +182,7 @@ def _sum(group: dict[str, Any], rows: Sequence[Row]) -> Sum:
         ttft_p95_ms=p95([row.ttft_ms for row in answered if row.output_tokens and row.ttft_ms is not None]),
         duration_p95_ms=p95([row.duration_ms for row in answered]),
         seconds=sum(row.duration_ms for row in rows) / 1000,
+        cost=cost,
     )
 
 

@@ -19,7 +19,6 @@ from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import (
     METRICS,
-    Move,
     OneMove,
     before,
     candidate,
@@ -102,7 +101,17 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
 
 def summarized_moves(store: ModelStore) -> list[MoveSummary]:
     """List all moves, the newest first, including those of releases that were removed."""
-    return [_summary(move) for move in reversed(history(store))]
+    moves = []
+    for move in reversed(history(store)):
+        last = move.analyses[-1] if move.analyses else None
+        summary = MoveSummary(
+            **{name: getattr(move, name) for name in OneMove.model_fields},
+            seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
+            percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
+            analysis=last,
+        )
+        moves.append(summary)
+    return moves
 
 
 def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
@@ -137,16 +146,6 @@ def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -
         kept=tuple(name for name in names if name in needed),
         removed_bytes=total,
         freed_bytes=freed,
-    )
-
-
-def _summary(move: Move) -> MoveSummary:
-    last = move.analyses[-1] if move.analyses else None
-    return MoveSummary(
-        **{name: getattr(move, name) for name in OneMove.model_fields},
-        seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
-        percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
-        analysis=last,
     )
 
 

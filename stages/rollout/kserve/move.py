@@ -21,7 +21,7 @@ from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.drills import Answers, access_to, answers
+from stages.rollout.drills import Answers, access_to, answers, seconds_until
 from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
@@ -176,13 +176,13 @@ def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None
 
 def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
     """Wait for a good answer to a request sent after *since_s*."""
-    deadline = time.monotonic() + ANSWER_S
-    while time.monotonic() < deadline:
-        if any(not reply.error for reply in load.replies() if reply.sent_s >= since_s):
-            return
-        time.sleep(LOOK_S)
-    errors = [reply.error for reply in load.replies() if reply.error]
-    raise DrillFailed(
-        f"{failure}: {errors[-1] if errors else 'none came back'}",
-        hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
-    )
+
+    def answered() -> bool:
+        return any(not reply.error for reply in load.replies() if reply.sent_s >= since_s)
+
+    if seconds_until(answered, time.monotonic(), ANSWER_S, LOOK_S) is None:
+        errors = [reply.error for reply in load.failed()]
+        raise DrillFailed(
+            f"{failure}: {errors[-1] if errors else 'none came back'}",
+            hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
+        )
