@@ -42,14 +42,12 @@ POLL_S: Final = 0.05
 class OneMachine:
     """See ``Target``. The endpoint is started if there is none, and resumed if a rollout was interrupted."""
 
+    name = LOCAL
+
     def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
         self._store, self._source, self._asked = store, source, serving
         self._asked_last = 0
         count_own(store)
-
-    @property
-    def name(self) -> str:
-        return LOCAL
 
     def split(self) -> Split:
         running = self._running()

@@ -136,7 +136,8 @@ def connect(name: str, store: ModelStore, source: str, serving: AskedServing, ks
     Raises:
         UnknownName: *name* is not in ``TARGETS``.
         ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
-        NotInstalled: the cluster has no KServe.
+        NotInstalled: the cluster has no KServe, or lacks the runtime in ``manifests/kserve``.
+        Conflict: the model is served in another mode of KServe than is set, or in two.
     """
     if name == LOCAL:
         from stages.rollout.one_machine import OneMachine

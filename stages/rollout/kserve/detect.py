@@ -192,13 +192,8 @@ def version_of(controller: Object) -> tuple[int, int] | None:
 def target_on(
     cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
 ) -> KServeTarget:
-    """Make the target on *cluster*: in the mode that serves the model already, otherwise in that of its KServe.
-
-    Raises:
-        NotInstalled: it has no KServe, or lacks the runtime in ``manifests/kserve``.
-        ConfigError: its KServe can't split traffic as it is set up.
-        Conflict: the model is served in another mode than *settings* name, or in two.
-    """
+    """Make the target on *cluster*: in the mode that serves the model already, otherwise in that of its KServe. Raises
+    as ``stages.rollout.target.connect``."""
     cluster.kind(ISVCS.api_version, ISVCS.name)
     served = kept_mode(cluster, store.model, settings.mode)
     if served and settings.mode == AUTO:

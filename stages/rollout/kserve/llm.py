@@ -19,9 +19,8 @@ from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, NotIns
 from stages.parts.cluster.kinds import DEPLOYMENTS, Kind, Object
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve import llm_objects as objects
-from stages.rollout.kserve.applied import still_lacking
+from stages.rollout.kserve.applied import HTTP_ROUTES, shares, still_lacking, unprogrammed
 from stages.rollout.kserve.detect import CONFIG, NAMESPACE, Setup, managers, version_of
-from stages.rollout.kserve.http_route import HTTP_ROUTES, shares, unprogrammed
 from stages.rollout.kserve.llm_objects import LLM_SERVICES
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION, condition

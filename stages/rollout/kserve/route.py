@@ -9,10 +9,9 @@ from typing import Final
 from stages.parts.base.errors import ConfigError, Conflict
 from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.applied import SERVICES, refuse_foreign
+from stages.rollout.kserve.applied import HTTP_ROUTES, SERVICES, refuse_foreign, shares
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import as_configured
-from stages.rollout.kserve.http_route import HTTP_ROUTES, shares
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
 from stages.rollout.kserve.standard import NAMES

@@ -18,9 +18,9 @@ from stages.parts.cluster.kinds import DEFINITIONS, Object
 from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import objects
+from stages.rollout.kserve.applied import lacking, share
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, SET_MODE, Installation, Setup, as_configured
-from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled
@@ -150,7 +150,7 @@ class StandardTarget(OneServiceTarget):
         stable = service["spec"]["predictor"] if service else {}
         if service is None or route is None or release_of(stable) == release:
             canaries = service["spec"].get("canary") or [] if service and route else []
-            applied = self._apply(service, new, canaries, anew=True)
+            applied = self.objects.apply(ISVCS, inference_service(self.endpoint, new, canaries), service)
         else:
             entry = self._canary(service)
             if entry and (canary_release := release_of(entry["predictor"])) != release:
@@ -236,19 +236,11 @@ class StandardTarget(OneServiceTarget):
             self.autoscalers.remove(deployment(self.endpoint, service["spec"]["predictor"]))
         super().remove_services()
 
-    def _apply(
-        self,
-        former: Object | None,
-        stable: Object,
-        canaries: Sequence[Object],
-        *,
-        anew: bool = False,
-        back: bool = False,
-    ) -> Object:
+    def _apply(self, former: Object, stable: Object, canaries: Sequence[Object], *, back: bool = False) -> Object:
+        """Change what was read. The autoscaler class stays: another one would restart the stable release's pods."""
         body = inference_service(self.endpoint, stable, canaries)
-        if former and not anew:  # another autoscaler class would restart the stable release's pods
-            annotations = former["metadata"]["annotations"]
-            body["metadata"]["annotations"][objects.AUTOSCALER] = annotations.get(objects.AUTOSCALER, "external")
+        annotations = former["metadata"]["annotations"]
+        body["metadata"]["annotations"][objects.AUTOSCALER] = annotations.get(objects.AUTOSCALER, "external")
         return self.objects.apply(ISVCS, body, former, back=back)
 
     def _remove_stale_autoscalers(self, service: Object) -> None:

@@ -20,11 +20,10 @@ from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
 from stages.parts.releases.split import Split
-from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, refuse_foreign
+from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
-from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
 from stages.rollout.kserve.release_pods import Pods
@@ -40,16 +39,14 @@ AGAIN: Final = "start the rollout again"
 class KServeTarget(Target):
     """See ``Target``; each mode adds how it splits traffic."""
 
+    name = KSERVE
+
     def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
         self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
         self.objects = AppliedObjects(cluster, endpoint, poll_s)
         self.pods = Pods(cluster, endpoint)
         self.autoscalers = Autoscalers(self.objects, self.pods)
         self._propagated: tuple[str, int] | None = None
-
-    @property
-    def name(self) -> str:
-        return KSERVE
 
     @property
     def hostname(self) -> str:
