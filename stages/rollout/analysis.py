@@ -18,8 +18,8 @@ from scoring import canary as stats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.workload import Slo
 from stages.parts.records.counters import Counters, Histogram, Increase
-from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Journal, Observed, Side, Slice, Window
-from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s
+from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Journal, Side, Slice, Window
+from stages.rollout.slices import Latency, counts, load, log_ratios, logs, slices_of, typical_s
 
 MS: Final = 1000.0
 ERRORS: Final = 0.5
@@ -60,20 +60,10 @@ class Observation:
     """The targets of the workload that the canary was measured with."""
 
     @property
-    def slices(self) -> list[Slice]:
-        """The slices of the whole rollout."""
-        return [*(ended for step in self.journal.observed for ended in step.slices), *self.window.slices]
-
-    @property
     def even(self) -> list[Slice]:
         """Those in which the canary carried no more load than the stable release."""
         now = self.window.slices if self.journal.percent <= EVEN else ()
         return [*(ended for step in self.journal.observed if step.percent <= EVEN for ended in step.slices), *now]
-
-    @property
-    def most_loaded(self) -> Observed | None:
-        """The step in which the stable release carried most."""
-        return min(self.journal.observed, key=lambda step: step.percent, default=None)
 
 
 def figures(increase: Increase, own: int = 0) -> Figures:
@@ -93,7 +83,7 @@ def figures(increase: Increase, own: int = 0) -> Figures:
 def analyse(observation: Observation) -> Analysis:
     """Judge a step: ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``."""
     window, journal, settings = observation.window, observation.journal, observation.journal.settings
-    alone = journal.percent == 100
+    alone, slices = journal.percent == 100, slices_of(journal, window)
     canary = figures(observation.canary.since(window.canary), own=window.sent("canary"))
     stable = None
     if observation.stable:
@@ -102,11 +92,11 @@ def analyse(observation: Observation) -> Analysis:
     level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
-        _failures(settings, "errors", observation.slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
-        _failures(settings, "own requests", observation.slices, level),
+        _failures(settings, "errors", slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
+        _failures(settings, "own requests", slices, level),
     ]
     if not alone:
-        checks.append(_failures(settings, "refused", observation.slices, level))
+        checks.append(_failures(settings, "refused", slices, level))
     if journal.percent <= EVEN:
         checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
     if len(window.slices) < SETTLED:
@@ -201,7 +191,9 @@ LATENCIES: Final[tuple[Latency, ...]] = ("ttft", "tpot")
 
 def _latency(settings: Rollout, name: Latency, observation: Observation, level: float) -> CanaryCheck | None:
     """Check a latency, if anything is comparable with the load that the canary has."""
-    slices, reference = observation.window.slices, observation.most_loaded
+    slices = observation.window.slices
+    # The step in which the stable release carried most.
+    reference = min(observation.journal.observed, key=lambda step: step.percent, default=None)
     canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
     present = ComparedLatency(_at_equal_load(observation, name), canary, stable)
     check = _within_limit(settings, name, present, level, observation.seconds)

@@ -23,7 +23,7 @@ from stages.parts.vllm.probes import check_probes
 from stages.parts.vllm.streaming import Access
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
-from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s
+from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s, slices_of
 from stages.rollout.target import Target
 
 BURST: Final = 16
@@ -103,7 +103,7 @@ class Observer:
             canary, stable = self.target.counters(journal.release), self._counters_of_stable() or stable
         slice_s = 0.0 if journal.hurried else min(LONGEST_S, settings.step_s / SLICES)
         if window.open and elapsed_s - window.open.seconds >= slice_s:
-            window = end_slice(window, canary, stable, elapsed_s, late_s(self._slices(window)))
+            window = end_slice(window, canary, stable, elapsed_s, late_s(slices_of(self.journal, window)))
         return self._judge(window, canary, stable, elapsed_s)
 
     def clock(self) -> float:
@@ -164,12 +164,8 @@ class Observer:
         step = f"{self.journal.id} {self.journal.percent} {self.journal.windows}"
         names = [f"{step} {number}" for number in range(sent, sent + self._due(window, elapsed_s))]
         pairs = self.send(urls, names, tokens)
-        late = late_s(self._slices(window), pairs)
+        late = late_s(slices_of(self.journal, window), pairs)
         return window.model_copy(update={"open": add_pairs(window.open or Slice(seconds=elapsed_s), pairs, late)})
-
-    def _slices(self, window: Window) -> list[Slice]:
-        """List the slices of the whole rollout."""
-        return [*(ended for step in self.journal.observed for ended in step.slices), *window.slices]
 
     def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:
         settings = self.journal.settings

@@ -105,7 +105,7 @@ class OneMachine:
             if roles.canary not in (None, release):
                 raise tried_already(roles.canary)
             if roles.canary is None:
-                self._want(Wanted(stable=roles.stable, canary=release))
+                Wanted(stable=roles.stable, canary=release).write(self._store.path / WANTED)
         self._until(lambda endpoint: endpoint.canary == release)
 
     def ready(self, release: str) -> bool:
@@ -134,17 +134,17 @@ class OneMachine:
             if roles.replaced and roles.stable == release:
                 return  # it has replaced the stable release and has all requests
             _check_canary(roles, release)
-            self._want(roles.model_copy(update={"percent": percent}))
+            roles.model_copy(update={"percent": percent}).write(self._store.path / WANTED)
         self._until(lambda endpoint: (endpoint.canary, endpoint.percent) == (release, percent))
 
     def promote(self, release: str) -> None:
         with self._wanted() as roles:
             if roles.stable == release:
-                self._want(roles.model_copy(update={"replaced": None}))
+                roles.model_copy(update={"replaced": None}).write(self._store.path / WANTED)
             else:
                 _check_canary(roles, release)
                 self._up(release)
-                self._want(Wanted(stable=release, standby=roles.stable))
+                Wanted(stable=release, standby=roles.stable).write(self._store.path / WANTED)
         self._until(lambda endpoint: endpoint.release == release and endpoint.canary is None)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
@@ -162,7 +162,7 @@ class OneMachine:
             if not alone:
                 freed = {role: None for role in ("canary", "standby") if getattr(roles, role) == release}
                 percent = 0 if "canary" in freed else roles.percent
-                self._want(roles.model_copy(update={**freed, "percent": percent}))
+                roles.model_copy(update={**freed, "percent": percent}).write(self._store.path / WANTED)
         if alone:
             endpoints.stop(self._store)
         else:
@@ -262,9 +262,6 @@ class OneMachine:
             if self._running() is None or (roles := Wanted.read(self._store.path / WANTED)) is None:
                 raise Conflict(f"{self._store.model} is not being served", hint=f"slipway serve {self._source}")
             yield roles
-
-    def _want(self, roles: Wanted) -> None:
-        roles.write(self._store.path / WANTED)
 
     def _until(self, in_force: Callable[[Endpoint], bool]) -> None:
         deadline = time.monotonic() + IN_FORCE_TIMEOUT_S

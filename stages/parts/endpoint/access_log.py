@@ -16,6 +16,7 @@ from typing import IO, Final
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from stages.parts.base.record import Record
 from stages.parts.base.store import write_text
 
 NAME: Final = "access.jsonl"
@@ -54,10 +55,8 @@ class LoggedRequest(BaseModel):
         return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
 
-class Reading(BaseModel):
+class Reading(Record):
     """What a server has counted from its start until now."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: str
     """See ``LoggedRequest``."""

@@ -23,7 +23,7 @@ from stages.rollout.kserve.applied import HTTP_ROUTES, shares, still_lacking, un
 from stages.rollout.kserve.detect import CONFIG, NAMESPACE, Setup, managers, version_of
 from stages.rollout.kserve.llm_objects import LLM_SERVICES
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION, condition
+from stages.rollout.kserve.objects import ENDPOINT, REVISION, condition
 from stages.rollout.kserve.target import ServicePerReleaseTarget, check_reconciled
 
 CONTROLLER: Final = "llmisvc-controller-manager"
@@ -96,9 +96,6 @@ class LLMTarget(ServicePerReleaseTarget):
     def regarding(self) -> Object | None:
         services = self.services()
         return services.get(self.stable_of(services) or "") or next(iter(services.values()), None)
-
-    def release_served(self, service: Object) -> str | None:
-        return str(service["spec"]["labels"][RELEASE])
 
     def stable_of(self, services: Mapping[str, Object]) -> str | None:
         """Find the oldest that was promoted. Two are for a moment, while the other is removed."""

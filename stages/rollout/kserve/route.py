@@ -13,7 +13,7 @@ from stages.rollout.kserve.applied import HTTP_ROUTES, SERVICES, refuse_foreign,
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
+from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, revision_of
 from stages.rollout.kserve.standard import NAMES
 from stages.rollout.kserve.target import ServicePerReleaseTarget, check_reconciled
 
@@ -79,9 +79,6 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
 class RouteTarget(ServicePerReleaseTarget):
     def regarding(self) -> Object | None:
         return self._route()
-
-    def release_served(self, service: Object) -> str | None:
-        return release_of(service["spec"]["predictor"])
 
     def service_name(self, release: str) -> str:
         return service_name(self.endpoint, release)

@@ -25,7 +25,7 @@ from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
-from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
+from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, release_of, revision_of
 from stages.rollout.kserve.release_pods import Pods
 from stages.rollout.target import Replicas, Target, needed, tried_already
 
@@ -164,10 +164,6 @@ class ServicePerReleaseTarget(KServeTarget):
     of clients divide their requests among these objects."""
 
     @abstractmethod
-    def release_served(self, service: Object) -> str | None:
-        """Find the release that an object of the mode's kind serves."""
-
-    @abstractmethod
     def stable_of(self, services: Mapping[str, Object]) -> str | None:
         """Find the stable release among these."""
 
@@ -199,7 +195,8 @@ class ServicePerReleaseTarget(KServeTarget):
         for service in services:
             refuse_foreign(kind, service)
         services.sort(key=lambda service: (service["metadata"]["creationTimestamp"], service["metadata"]["name"]))
-        by_release = ((self.release_served(service), service) for service in services)
+        specs = ((service["spec"], service) for service in services)
+        by_release = ((release_of(spec.get("predictor", spec)), service) for spec, service in specs)
         return {release: service for release, service in by_release if release}
 
     def service(self, release: str) -> Object:
