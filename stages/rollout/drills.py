@@ -47,6 +47,9 @@ class Answers(Record):
     releases: dict[str, int]
     """How many each release answered."""
 
+    def failures(self) -> list[str]:
+        return [f"{self.failed} of {self.requests} requests failed"] if self.failed else []
+
 
 class LoadDrill(Record):
     """The result under twice the expected peak."""
@@ -60,7 +63,7 @@ class LoadDrill(Record):
     slo: Slo | None
 
     def failures(self) -> list[str]:
-        reasons = failed(self.answers)
+        reasons = self.answers.failures()
         if self.answers.requests == 0:
             reasons.append("no request was answered")
         latencies = (("TTFT", self.ttft_p95_ms, "ttft_ms"), ("TPOT", self.tpot_p95_ms, "tpot_ms"))
@@ -86,7 +89,7 @@ class RollbackDrill(Record):
     answers: Answers
 
     def failures(self) -> list[str]:
-        reasons = failed(self.answers)
+        reasons = self.answers.failures()
         if self.rollback_s > self.limit_s:
             reasons.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
         return reasons
@@ -302,10 +305,6 @@ def outage_s(replies: Sequence[Reply]) -> float:
         return 0.0
     answered = [reply.ended_s for reply in replies if not reply.error and reply.sent_s >= max(failures)]
     return round(min(answered, default=max(failures)) - min(failures), 2)
-
-
-def failed(answers: Answers) -> list[str]:
-    return [f"{answers.failed} of {answers.requests} requests failed"] if answers.failed else []
 
 
 def p95_ms(values: Iterable[float | None]) -> float | None:

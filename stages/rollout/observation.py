@@ -83,7 +83,8 @@ class Observer:
         next one. Raises as the target does."""
         journal, settings = self.journal, self.journal.settings
         canary, stable = self.target.counters(journal.release), self._counters_of_stable()
-        if stable is None and not self.alone:
+        alone = journal.percent == 100  # with all the clients' requests
+        if stable is None and not alone:
             return Look("the counters of the stable release can't be read")
         window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
         changes: JournalChanges = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
@@ -93,7 +94,7 @@ class Observer:
                 return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
             return Look("a server of the canary was restarted", changes=changes | {"restarts": journal.restarts + 1})
         # Once the canary is alone, nothing of the stable release is compared with what it counted before.
-        compared = stable if stable and not self.alone else None
+        compared = stable if stable and not alone else None
         if window is None or (compared and (window.stable is None or compared.restarted_since(window.stable))):
             return Look("the step has just begun", changes=changes)
         if settings.synthetic:
@@ -111,11 +112,6 @@ class Observer:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
-
-    @property
-    def alone(self) -> bool:
-        """Tell whether the canary has all the clients' requests."""
-        return self.journal.percent == 100
 
     def _counters_of_stable(self) -> Counters | None:
         """Read them, if the platform can now: that it can't is not the canary's fault."""

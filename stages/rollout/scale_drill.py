@@ -16,7 +16,7 @@ from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import Answers, access_to, answers, clients, failed, p95_ms, seconds_until, steady
+from stages.rollout.drills import Answers, access_to, answers, clients, p95_ms, seconds_until, steady
 from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Replicas, Target
 
@@ -81,7 +81,7 @@ class ScaleDrill(Record):
     answers: Answers
 
     def failures(self) -> list[str]:
-        reasons, up, down = failed(self.answers), self.up, self.down
+        reasons, up, down = self.answers.failures(), self.up, self.down
         within = f"within {self.limit_s:g} s" + (f": {up.lacking}" if up.lacking else "")
         if up.wanted_s is None:
             reasons.append(f"the autoscaler did not ask for {up.goal} replicas {within}")

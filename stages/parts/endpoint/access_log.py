@@ -50,10 +50,6 @@ class LoggedRequest(BaseModel):
     """How many of the prompt's tokens were in the prefix cache."""
     output_tokens: int | None = None
 
-    @property
-    def tokens(self) -> int:
-        return (self.prompt_tokens or 0) + (self.output_tokens or 0)
-
 
 class Reading(Record):
     """What a server has counted from its start until now."""

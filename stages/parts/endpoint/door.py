@@ -151,8 +151,8 @@ class Door:
         if (name := self._under_way.pop(request.id, None)) is not None:
             use = self._use[name]
             use.at_once -= 1
-            if request.tokens:
-                use.tokens.add(request.tokens, now)
+            if tokens := (request.prompt_tokens or 0) + (request.output_tokens or 0):
+                use.tokens.add(tokens, now)
 
     @property
     def busy(self) -> bool:

@@ -120,7 +120,7 @@ class _Supervisor:
             raise error
         if self._proxy is None and not all(server.started for server in stable) and not self.serving:
             return
-        if self._route(routing(up, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby, self._balance)):
+        if self._route(routing(up, up, wanted, self._balance)):
             self._retire(wanted)
             self._report(wanted)
 
