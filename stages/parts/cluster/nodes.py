@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import PODS, Object
+
+if TYPE_CHECKING:
+    from stages.parts.cluster.api import Cluster
 
 QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i))?")
 SUFFIXES: Final[dict[str, Decimal]] = (

@@ -195,9 +195,9 @@ class ServicePerReleaseTarget(KServeTarget):
         for service in services:
             refuse_foreign(kind, service)
         services.sort(key=lambda service: (service["metadata"]["creationTimestamp"], service["metadata"]["name"]))
-        specs = ((service["spec"], service) for service in services)
-        by_release = ((release_of(spec.get("predictor", spec)), service) for spec, service in specs)
-        return {release: service for release, service in by_release if release}
+        # The label of its pods stands in the predictor of an InferenceService, and in the very spec of another kind.
+        by_release = {release_of(service["spec"].get("predictor", service["spec"])): service for service in services}
+        return {release: service for release, service in by_release.items() if release}
 
     def service(self, release: str) -> Object:
         """Find the object that serves *release*; raise Conflict if there is none."""
@@ -271,9 +271,8 @@ class ServicePerReleaseTarget(KServeTarget):
             reasons = (lacking(self.route_of(service), backends) for service in services.values())
             return next(filter(None, reasons), "")
 
-        self.objects.wait_until(
-            unfinished, " and ".join(f"{part} % for {release}" for release, part in percent.items())
-        )
+        shares = " and ".join(f"{part} % for {release}" for release, part in percent.items())
+        self.objects.wait_until(unfinished, shares)
 
     def remove_service(self, release: str) -> None:
         self.autoscalers.remove(self.deployment(release))
