@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
@@ -127,6 +127,8 @@ class Observed(Record):
 
 class Window(Record):
     """The counters at the beginning of a step, from which its differences are taken, and the slices since."""
+
+    model_config = ConfigDict(extra="ignore")  # journals of earlier versions say more
 
     canary: Counters
     stable: Counters | None
