@@ -25,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.envoy import proxying
-from stages.parts.endpoint.envoy_config import SESSION_HEADER
+from stages.parts.endpoint.endpoint import Wanted
+from stages.parts.endpoint.envoy import SESSION_HEADER, proxying
 from stages.parts.endpoint.routing import Backend, Balance, routing
 from stages.parts.vllm.client import http, socket_of
 from stages.parts.vllm.server import Server, ServerSpec, reserved_port, running
@@ -110,7 +110,7 @@ def spec(folder: Path, number: int) -> ServerSpec:
 @contextlib.contextmanager
 def through_envoy(folder: Path, servers: list[Server], affinity: Literal["session", "none"]) -> Iterator[Ask]:
     backends = [Backend(RELEASE, socket_of(server.url), number) for number, server in enumerate(servers)]
-    to_all = routing([RELEASE], {RELEASE: backends}, RELEASE, None, 0, None, Balance(REPLICAS, affinity))
+    to_all = routing([RELEASE], {RELEASE: backends}, Wanted(stable=RELEASE), Balance(REPLICAS, affinity))
     files, log = folder / affinity, folder / f"{affinity}.log"
     with (
         reserved_port("127.0.0.1", 0) as port,

@@ -33,7 +33,7 @@ import httpx
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.endpoint import Endpoint, endpoint
+from stages.parts.endpoint.endpoint import Endpoint, Wanted, endpoint
 from stages.parts.endpoint.envoy import proxying
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.tls import Tls
@@ -303,7 +303,7 @@ def with_tls(folder: Path, running: Endpoint) -> Iterator[tuple[str, str]]:
 
 def stand_before(folder: Path, port: int, tls: Tls, server: Backend, ready: Event, over: Event) -> None:
     """Run an Envoy with its door in a process of their own, as a supervisor has them."""
-    to_server = routing([server.release], {server.release: [server]}, server.release, None, 0, None)
+    to_server = routing([server.release], {server.release: [server]}, Wanted(stable=server.release))
     door = Door(folder / "store", MODEL, "")
     with proxying(("127.0.0.1", port), to_server, door, folder=folder / "tls", log=folder / "tls.log", tls=tls):
         ready.set()

@@ -153,7 +153,7 @@ def check_usage(store: ModelStore, count: int) -> dict[str, usage.Sum]:
         mixed = Mixed(found, keys)
         mixed.send(range(count // 3))
         assert usage.rotate(store.path / SERVERS, 0)
-        Admin(store.path / SERVERS).post("/reopen_logs")
+        Admin(store.path / SERVERS).ask("POST", "/reopen_logs")
         mixed.send(range(count // 3, 2 * count // 3))
         mixed.under_way(lambda: kill_envoy(store))
         wait_until(lambda: healthy(found.url), "Envoy")

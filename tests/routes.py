@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from stages.parts.endpoint.offered import HEALTH, OFFERED
+from stages.parts.endpoint.routing import HEALTH, OFFERED
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
 UPGRADE: Final = (

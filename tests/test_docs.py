@@ -19,7 +19,7 @@ from pipeline.cluster.doctor import OLDEST
 from pipeline.settings.config import RunConfig, load, names
 from stages.parts.base import errors
 from stages.parts.base.workload import PROTOCOLS
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from tests.serving import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")), REPOSITORY / "manifests" / "README.md"]

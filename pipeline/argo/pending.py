@@ -13,8 +13,7 @@ from pipeline.runs.state import RunState
 from stages.parts.base.errors import SlipwayError
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import NODES, Object
-from stages.parts.cluster.nodes import Amounts, admits, free, takes_pods
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import Amounts, admits, free, quantity, takes_pods
 
 UNSCHEDULABLE: Final = re.compile(r"Unschedulable: 0/\d+ nodes are available: (?P<why>.*)", re.DOTALL)
 """The scheduler's sentence, as Argo repeats it."""

@@ -18,7 +18,7 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import SECRETS, Object
 from stages.parts.cluster.refusals import Absent
 from stages.parts.endpoint.clients import new_key
-from stages.rollout.kserve.kept import served_modes
+from stages.rollout.kserve.detect import served_modes
 from stages.rollout.kserve.objects import API_SECRET
 
 

@@ -26,11 +26,10 @@ from stages.parts.cluster.kinds import (
     Kind,
     Object,
 )
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import quantity
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
-from stages.rollout.kserve.detect import CRD, detect
-from stages.rollout.kserve.kept import MOVE, kept_mode, served_modes
+from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS, PART_OF
 

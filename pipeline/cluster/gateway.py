@@ -23,7 +23,7 @@ from stages.parts.base.store import directory_name
 from stages.parts.cluster.kinds import Object
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed
 from stages.parts.endpoint.door import CLIENT_HEADER, CODES, KINDS
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from stages.rollout.kserve.objects import ENDPOINT, PART_OF, endpoint_name
 
 POLICY: Final = "slipway-endpoints"

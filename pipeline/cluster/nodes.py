@@ -10,8 +10,7 @@ from pipeline.runs.checks import Finding, ok, warning
 from pipeline.settings.serving import kserve_settings
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import NODES, Object
-from stages.parts.cluster.nodes import Amounts, admits, allocatable
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import Amounts, admits, allocatable, quantity
 from stages.parts.records.rollout import KSERVE
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CLAIMS, NAMESPACES, TEMPLATES, Kind, Object
 from stages.parts.cluster.refusals import Absent
-from stages.rollout.kserve.kept import serving_kinds
+from stages.rollout.kserve.detect import serving_kinds
 from stages.rollout.kserve.objects import PART_OF
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Final
 from pipeline.local.references import references
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import quantity
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 GPU_RESOURCE: Final = re.compile(r"[a-z0-9.-]+/gpu")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import Positive, Settings
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import quantity
 from stages.rollout.kserve.settings import Toleration
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.records.rollout import LOCAL
-from stages.rollout.connect import connect
 from stages.rollout.kserve.settings import KServe
+from stages.rollout.target import connect
 
 if TYPE_CHECKING:
     from stages.parts.base.serving_settings import AskedServing

@@ -18,11 +18,11 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL, Journal, under_way
 from stages.parts.releases import release as releases
 from stages.rollout.commands import abort
-from stages.rollout.connect import TARGETS, connect
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.resume import PROMOTE, check_point, chosen
 from stages.rollout.state_machine import roll_out
+from stages.rollout.target import TARGETS, connect
 
 
 def main() -> None:

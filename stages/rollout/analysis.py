@@ -18,8 +18,8 @@ from scoring import canary as stats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.workload import Slo
 from stages.parts.records.counters import Counters, Histogram, Increase
-from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Observed, Side, Slice, Window
-from stages.rollout.slices import Latency, counts, load, log_ratios, logs, typical_s
+from stages.parts.records.rollout import Analysis, CanaryCheck, Figures, Journal, Side, Slice, Window
+from stages.rollout.slices import Latency, counts, load, log_ratios, logs, slices_of, typical_s
 
 MS: Final = 1000.0
 ERRORS: Final = 0.5
@@ -45,17 +45,13 @@ no more of the stable release's figures from then."""
 class Observation:
     """What one step has shown so far."""
 
-    percent: int
-    """The canary's share of new requests."""
+    journal: Journal
+    """With the settings, and the steps that have ended."""
     window: Window
     """Its counters at the beginning of the step, and its slices."""
-    windows: int
-    """See ``Journal.windows``."""
     canary: Counters
     stable: Counters | None
     """None if they can't be read."""
-    earlier: Sequence[Observed]
-    """The steps that have ended."""
     agreement: float | None
     """With the recorded answers, 0–1; None if the canary was not asked."""
     seconds: float
@@ -64,20 +60,10 @@ class Observation:
     """The targets of the workload that the canary was measured with."""
 
     @property
-    def slices(self) -> list[Slice]:
-        """The slices of the whole rollout."""
-        return [*(ended for step in self.earlier for ended in step.slices), *self.window.slices]
-
-    @property
     def even(self) -> list[Slice]:
         """Those in which the canary carried no more load than the stable release."""
-        now = self.window.slices if self.percent <= EVEN else ()
-        return [*(ended for step in self.earlier if step.percent <= EVEN for ended in step.slices), *now]
-
-    @property
-    def most_loaded(self) -> Observed | None:
-        """The step in which the stable release carried most."""
-        return min(self.earlier, key=lambda step: step.percent, default=None)
+        now = self.window.slices if self.journal.percent <= EVEN else ()
+        return [*(ended for step in self.journal.observed if step.percent <= EVEN for ended in step.slices), *now]
 
 
 def figures(increase: Increase, own: int = 0) -> Figures:
@@ -94,23 +80,24 @@ def figures(increase: Increase, own: int = 0) -> Figures:
     )
 
 
-def analyse(settings: Rollout, observation: Observation) -> Analysis:
+def analyse(observation: Observation) -> Analysis:
     """Judge a step: ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``."""
-    window, alone = observation.window, observation.percent == 100
-    canary = figures(observation.canary.since(window.canary), own=window.to_canary.sent)
+    window, journal, settings = observation.window, observation.journal, observation.journal.settings
+    alone, slices = journal.percent == 100, slices_of(journal, window)
+    canary = figures(observation.canary.since(window.canary), own=window.sent("canary"))
     stable = None
     if observation.stable:
-        stable = figures(observation.stable.since(window.stable or observation.stable), own=window.to_stable.sent)
-    steps, looks = len(settings.steps), (observation.windows, len(window.slices))
+        stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
+    steps, looks = len(settings.steps), (journal.windows, len(window.slices))
     level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
-        _failures(settings, "errors", observation.slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
-        _failures(settings, "own requests", observation.slices, level),
+        _failures(settings, "errors", slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
+        _failures(settings, "own requests", slices, level),
     ]
     if not alone:
-        checks.append(_failures(settings, "refused", observation.slices, level))
-    if observation.percent <= EVEN:
+        checks.append(_failures(settings, "refused", slices, level))
+    if journal.percent <= EVEN:
         checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
     if len(window.slices) < SETTLED:
         level = 0.0
@@ -120,7 +107,7 @@ def analyse(settings: Rollout, observation: Observation) -> Analysis:
     good = "sound with all the traffic" if alone else "as good as the stable release in every check"
     verdict, reason = _verdict(checks, good)
     return Analysis(
-        percent=observation.percent,
+        percent=journal.percent,
         verdict=verdict,
         reason=reason,
         canary=canary,
@@ -204,11 +191,13 @@ LATENCIES: Final[tuple[Latency, ...]] = ("ttft", "tpot")
 
 def _latency(settings: Rollout, name: Latency, observation: Observation, level: float) -> CanaryCheck | None:
     """Check a latency, if anything is comparable with the load that the canary has."""
-    slices, reference = observation.window.slices, observation.most_loaded
+    slices = observation.window.slices
+    # The step in which the stable release carried most.
+    reference = min(observation.journal.observed, key=lambda step: step.percent, default=None)
     canary, stable = logs(slices, "canary", name), logs(slices, "stable", name)
     present = ComparedLatency(_at_equal_load(observation, name), canary, stable)
     check = _within_limit(settings, name, present, level, observation.seconds)
-    if observation.percent <= EVEN or check.verdict == "pass":
+    if observation.journal.percent <= EVEN or check.verdict == "pass":
         return check
     if reference is None:
         return None
@@ -230,8 +219,8 @@ def _at_equal_load(observation: Observation, name: Latency) -> stats.Mean:
     """
     slices = observation.window.slices
     ratio, more = stats.mean_of(log_ratios(slices, name)), _more_load(slices)
-    before = next((step.slices for step in reversed(observation.earlier) if _more_load(step.slices) < 0), None)
-    if more <= 0 or before is None or observation.percent > EVEN:
+    before = next((step.slices for step in reversed(observation.journal.observed) if _more_load(step.slices) < 0), None)
+    if more <= 0 or before is None or observation.journal.percent > EVEN:
         return ratio
     part = more / (more - _more_load(before))
     return ratio.times(1 - part).plus(stats.mean_of(log_ratios(before, name)), part)

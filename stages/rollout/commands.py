@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Final
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, REQUEST, Act, Journal, OperatorRequest, read_journal, under_way
+from stages.parts.records.rollout import LOCK, REQUEST, Journal, OperatorRequest, read_journal, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import remember_at_once
+from stages.rollout.resume import another_under_way
 from stages.rollout.state_machine import StateMachine, roll_out
 from stages.rollout.target import Target
 
@@ -27,12 +26,8 @@ ANSWER_TIMEOUT_S: Final = 600.0
 
 def promote(store: ModelStore, target: Target) -> Journal:
     """Approve the rollout under way and do not wait for time to pass: in the process that runs it, or here to its end.
-    The evidence required of the canary stays the same.
-
-    Raises:
-        NothingToServe: no rollout is under way.
-        RolledBack: the canary turned out to be worse.
-    """
+    The evidence required of the canary stays the same. Raises NothingToServe if no rollout is under way, RolledBack if
+    the canary turned out to be worse."""
     journal = under_way(store)
     if journal is None:
         raise NothingToServe(
@@ -49,14 +44,8 @@ def promote(store: ModelStore, target: Target) -> Journal:
 
 def abort(store: ModelStore, target: Target, reason: str = "given up by a person") -> str | None:
     """Give up the rollout under way: all traffic goes back to the stable release, and the canary is removed. A canary
-    that the platform tries without a rollout is removed, too.
-
-    Returns:
-        The release that was given up; None if nothing was under way.
-
-    Raises:
-        Conflict: it is promoted already, at least on the platform, and stays.
-    """
+    that the platform tries without a rollout is removed, too. Returns the release that was given up; None if nothing
+    was under way. Raises Conflict if it is promoted already, at least on the platform, and stays."""
     journal = under_way(store)
     if journal is None:
         if stray := target.split().canary:
@@ -76,10 +65,8 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
 
 
 def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str | None = None) -> tuple[str, bool]:
-    """Go back to the release that was in production before, or to any other. No weights are copied.
-
-    Returns:
-        The release, and whether it is served. False: nothing is, and only the ``production`` link was moved.
+    """Go back to the release that was in production before, or to any other. No weights are copied. Returns the
+    release, and whether it is served: where nothing is, only the ``production`` link is moved.
 
     Raises:
         NothingToServe: there is no earlier release.
@@ -90,10 +77,7 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
     journal = under_way(store)
     release = _earlier_release(store, journal, to)
     if journal and (journal.kind != "rollback" or journal.release != release):
-        raise Conflict(
-            f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
-            hint=f"give it up first: slipway rollout abort {store.model}",
-        )
+        raise another_under_way(store, journal)
     if target.split().stable is not None or journal:
         roll_out(store, target, release, settings, rollback=True)
         return release, True
@@ -104,10 +88,7 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
             hint=f"slipway rollback {store.model} --platform, with a platform that serves on {last.target}",
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        began = Act(by=target.who(), what="began", at=datetime.now().astimezone())
-        current, decision = releases.current_release(store), releases.headline(store, release)
-        releases.promote(store, release)
-        remember_at_once(store, "rollback", release, current, "rolled back while nothing was served", began, decision)
+        releases.promote_at_once(store, "rollback", release, target.who(), "rolled back while nothing was served")
     return release, False
 
 

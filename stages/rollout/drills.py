@@ -47,6 +47,9 @@ class Answers(Record):
     releases: dict[str, int]
     """How many each release answered."""
 
+    def failures(self) -> list[str]:
+        return [f"{self.failed} of {self.requests} requests failed"] if self.failed else []
+
 
 class LoadDrill(Record):
     """The result under twice the expected peak."""
@@ -60,7 +63,7 @@ class LoadDrill(Record):
     slo: Slo | None
 
     def failures(self) -> list[str]:
-        reasons = failed(self.answers)
+        reasons = self.answers.failures()
         if self.answers.requests == 0:
             reasons.append("no request was answered")
         latencies = (("TTFT", self.ttft_p95_ms, "ttft_ms"), ("TPOT", self.tpot_p95_ms, "tpot_ms"))
@@ -86,7 +89,7 @@ class RollbackDrill(Record):
     answers: Answers
 
     def failures(self) -> list[str]:
-        reasons = failed(self.answers)
+        reasons = self.answers.failures()
         if self.rollback_s > self.limit_s:
             reasons.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
         return reasons
@@ -152,10 +155,7 @@ def drill_rollback(
         raise NothingToServe(
             f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
         )
-    access = access_to(store, target.client_url(), via)
-    with _report_unfinished(store, release), steady(access, workload, workload.concurrency) as load:
-        time.sleep(SETTLE_S)
-        check_answers(load)
+    with _report_unfinished(store, release), clients(store, target, workload, workload.concurrency, via) as load:
         seconds = []
         for goal, left in ((previous, release), (release, previous)):
             say(f"moving all traffic to {goal}")
@@ -192,9 +192,7 @@ def drill_crash(
     release = split.canary if canary else split.stable
     if release is None:
         raise NothingToServe(f"no {'canary' if canary else 'release'} of {store.model} is being served")
-    with steady(access_to(store, target.client_url(), via), workload, workload.concurrency) as load:
-        time.sleep(SETTLE_S)
-        check_answers(load)
+    with clients(store, target, workload, workload.concurrency, via) as load:
         say(f"killing a server of {release}")
         up_again = target.kill(release)
         recovered_s = seconds_until(up_again, time.monotonic(), RECOVERY_LIMIT_S, POLL_S)
@@ -236,14 +234,19 @@ def steady(access: Access, workload: Workload, concurrency: int, *, pause_s: flo
     )
 
 
-def check_answers(load: SteadyLoad) -> None:
-    """Raise DrillFailed if clients get no answer even now, so that a drill could show nothing."""
-    replies = load.replies()
-    if replies and all(reply.error for reply in replies):
-        raise DrillFailed(
-            f"no request is answered, and nothing was changed: {replies[-1].error}",
-            hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
-        )
+@contextlib.contextmanager
+def clients(store: ModelStore, target: Target, workload: Workload, concurrency: int, via: str) -> Iterator[SteadyLoad]:
+    """Keep that many requests in flight, as clients send them, from ``SETTLE_S`` before the block; raise DrillFailed if
+    none was answered by then, so that a drill could show nothing."""
+    with steady(access_to(store, target.client_url(), via), workload, concurrency) as load:
+        time.sleep(SETTLE_S)
+        replies = load.replies()
+        if replies and all(reply.error for reply in replies):
+            raise DrillFailed(
+                f"no request is answered, and nothing was changed: {replies[-1].error}",
+                hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
+            )
+        yield load
 
 
 @contextlib.contextmanager
@@ -302,10 +305,6 @@ def outage_s(replies: Sequence[Reply]) -> float:
         return 0.0
     answered = [reply.ended_s for reply in replies if not reply.error and reply.sent_s >= max(failures)]
     return round(min(answered, default=max(failures)) - min(failures), 2)
-
-
-def failed(answers: Answers) -> list[str]:
-    return [f"{answers.failed} of {answers.requests} requests failed"] if answers.failed else []
 
 
 def p95_ms(values: Iterable[float | None]) -> float | None:

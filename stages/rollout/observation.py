@@ -15,7 +15,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import Journal, JournalChanges, Slice, SyntheticRequests, Window
+from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.client import answer, answers_chat, has_chat_template
@@ -23,7 +23,7 @@ from stages.parts.vllm.probes import check_probes
 from stages.parts.vllm.streaming import Access
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
-from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s
+from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s, slices_of
 from stages.rollout.target import Target
 
 BURST: Final = 16
@@ -83,16 +83,20 @@ class Observer:
         next one. Raises as the target does."""
         journal, settings = self.journal, self.journal.settings
         canary, stable = self.target.counters(journal.release), self._counters_of_stable()
-        if stable is None and not self.alone:
+        alone = journal.percent == 100  # with all the clients' requests
+        if stable is None and not alone:
             return Look("the counters of the stable release can't be read")
-        window, begun = journal.window, self._begun(canary, stable, elapsed_s)
+        window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
+        changes: JournalChanges = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
         between_steps = journal.instance not in ("", canary.instance)
         if between_steps or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:
                 return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
-            return Look("a server of the canary was restarted", changes=begun | {"restarts": journal.restarts + 1})
-        if window is None or self._stable_restarted(window, stable):
-            return Look("the step has just begun", changes=begun)
+            return Look("a server of the canary was restarted", changes=changes | {"restarts": journal.restarts + 1})
+        # Once the canary is alone, nothing of the stable release is compared with what it counted before.
+        compared = stable if stable and not alone else None
+        if window is None or (compared and (window.stable is None or compared.restarted_since(window.stable))):
+            return Look("the step has just begun", changes=changes)
         if settings.synthetic:
             began_s = self.clock()
             window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
@@ -100,7 +104,7 @@ class Observer:
             canary, stable = self.target.counters(journal.release), self._counters_of_stable() or stable
         slice_s = 0.0 if journal.hurried else min(LONGEST_S, settings.step_s / SLICES)
         if window.open and elapsed_s - window.open.seconds >= slice_s:
-            window = end_slice(window, canary, stable, elapsed_s, late_s(self._slices(window)))
+            window = end_slice(window, canary, stable, elapsed_s, late_s(slices_of(self.journal, window)))
         return self._judge(window, canary, stable, elapsed_s)
 
     def clock(self) -> float:
@@ -108,20 +112,6 @@ class Observer:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
-
-    @property
-    def alone(self) -> bool:
-        """Tell whether the canary has all the clients' requests."""
-        return self.journal.percent == 100
-
-    def _begun(self, canary: Counters, stable: Counters | None, elapsed_s: float) -> JournalChanges:
-        window = begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
-        return {"window": window, "windows": self.journal.windows + 1, "instance": canary.instance}
-
-    def _stable_restarted(self, window: Window, stable: Counters | None) -> bool:
-        if stable is None or self.alone:  # nothing of it is compared with what it counted before
-            return False
-        return window.stable is None or stable.restarted_since(window.stable)
 
     def _counters_of_stable(self) -> Counters | None:
         """Read them, if the platform can now: that it can't is not the canary's fault."""
@@ -133,25 +123,23 @@ class Observer:
         """Judge the step. The recorded questions are asked only once everything else is good."""
         journal, settings = self.journal, self.journal.settings
         observation = Observation(
-            percent=journal.percent,
+            journal=journal,
             window=window,
-            windows=journal.windows,
             canary=canary,
             stable=stable,
-            earlier=journal.observed,
             agreement=None,
             seconds=elapsed_s,
             at=self.now(),
             slo=self.slo(),
         )
-        analysis = analyse(settings, observation)
+        analysis = analyse(observation)
         complete = journal.hurried or elapsed_s >= settings.step_s
         if analysis.verdict == "promote" and complete and settings.agreement:
             try:
                 agreed = agreement(self.store, self.target, journal.release)
             except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
                 return Look(f"it did not answer the recorded questions: {error}", changes={"window": window})
-            analysis = analyse(settings, replace(observation, agreement=agreed, at=self.now()))
+            analysis = analyse(replace(observation, agreement=agreed, at=self.now()))
         former = tuple(earlier for earlier in journal.analyses if earlier.percent != analysis.percent)
         return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*former, analysis)})
 
@@ -167,22 +155,12 @@ class Observer:
         if self.journal.stable:
             with contextlib.suppress(ServerFailed, TransientError):
                 urls.append(self.target.url(self.journal.stable))
-        sent = window.to_canary.sent
+        sent = window.sent("canary")
         step = f"{self.journal.id} {self.journal.percent} {self.journal.windows}"
         names = [f"{step} {number}" for number in range(sent, sent + self._due(window, elapsed_s))]
         pairs = self.send(urls, names, tokens)
-        late = late_s(self._slices(window), pairs)
-        return window.model_copy(
-            update={
-                "open": add_pairs(window.open or Slice(seconds=elapsed_s), pairs, late),
-                "to_canary": window.to_canary.plus(_summary(pairs, 0)),
-                "to_stable": window.to_stable.plus(_summary(pairs, 1)),
-            }
-        )
-
-    def _slices(self, window: Window) -> list[Slice]:
-        """List the slices of the whole rollout."""
-        return [*(ended for step in self.journal.observed for ended in step.slices), *window.slices]
+        late = late_s(slices_of(self.journal, window), pairs)
+        return window.model_copy(update={"open": add_pairs(window.open or Slice(seconds=elapsed_s), pairs, late)})
 
     def send(self, urls: Sequence[str], names: Sequence[str], tokens: int) -> list[tuple[Timing, ...]]:
         settings = self.journal.settings
@@ -197,7 +175,7 @@ class Observer:
             return SUSPECTED
         by_s = SENT_BY * settings.step_s
         part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)
-        missing = math.ceil(settings.min_requests * part) - window.to_canary.sent
+        missing = math.ceil(settings.min_requests * part) - window.sent("canary")
         return min(BURST, max(missing, TRICKLE))
 
 
@@ -206,8 +184,3 @@ def prompt_tokens(*counters: Counters | None) -> int:
     read = [counts for counts in counters if counts]
     tokens, prompts = sum(counts.prompt_tokens for counts in read), sum(counts.prompts for counts in read)
     return min(MOST_PROMPT_TOKENS, max(FEWEST_PROMPT_TOKENS, round(tokens / prompts if prompts else 0)))
-
-
-def _summary(pairs: Sequence[tuple[Timing, ...]], place: int) -> SyntheticRequests:
-    sent = [pair[place] for pair in pairs if len(pair) > place]
-    return SyntheticRequests(sent=len(sent), failed=sum(not timing.answered for timing in sent))

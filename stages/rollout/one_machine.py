@@ -6,43 +6,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import psutil
 
-from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse
 from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
-from stages.parts.endpoint.detached import secrets_of, start
-from stages.parts.endpoint.endpoint import (
-    API_KEY_VARIABLE,
-    SERVERS,
-    WANTED,
-    Endpoint,
-    ServerState,
-    Wanted,
-    api_key,
-    endpoint,
-    stop,
-    supervisor,
-)
+from stages.parts.endpoint.endpoint import SERVERS, WANTED, Endpoint, ServerState, Wanted, api_key, endpoint
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.metering import count_own
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.records.counters import Counters, together
 from stages.parts.records.rollout import LOCAL
-from stages.parts.releases.history import user
 from stages.parts.releases.pinned import pinned
+from stages.parts.releases.release import user
 from stages.parts.releases.split import Split
 from stages.parts.vllm.arguments import serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
 from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.prometheus import read_counters
-from stages.rollout.target import tried_already
+from stages.rollout.target import Replicas, needed, tried_already
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
 ALONE: Final = 0.5
@@ -53,14 +42,12 @@ POLL_S: Final = 0.05
 class OneMachine:
     """See ``Target``. The endpoint is started if there is none, and resumed if a rollout was interrupted."""
 
+    name = LOCAL
+
     def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
         self._store, self._source, self._asked = store, source, serving
         self._asked_last = 0
         count_own(store)
-
-    @property
-    def name(self) -> str:
-        return LOCAL
 
     def split(self) -> Split:
         running = self._running()
@@ -94,7 +81,7 @@ class OneMachine:
         """
         running = self._running()
         if running is None:
-            start(self._store, self._source, self._asked, Wanted(stable=release))
+            endpoints.start(self._store, self._source, self._asked, Wanted(stable=release))
             return
         changed = self.changed_settings(running)
         if release == running.release:
@@ -118,7 +105,7 @@ class OneMachine:
             if roles.canary not in (None, release):
                 raise tried_already(roles.canary)
             if roles.canary is None:
-                self._want(Wanted(stable=roles.stable, canary=release))
+                Wanted(stable=roles.stable, canary=release).write(self._store.path / WANTED)
         self._until(lambda endpoint: endpoint.canary == release)
 
     def ready(self, release: str) -> bool:
@@ -147,17 +134,17 @@ class OneMachine:
             if roles.replaced and roles.stable == release:
                 return  # it has replaced the stable release and has all requests
             _check_canary(roles, release)
-            self._want(roles.model_copy(update={"percent": percent}))
+            roles.model_copy(update={"percent": percent}).write(self._store.path / WANTED)
         self._until(lambda endpoint: (endpoint.canary, endpoint.percent) == (release, percent))
 
     def promote(self, release: str) -> None:
         with self._wanted() as roles:
             if roles.stable == release:
-                self._want(roles.model_copy(update={"replaced": None}))
+                roles.model_copy(update={"replaced": None}).write(self._store.path / WANTED)
             else:
                 _check_canary(roles, release)
                 self._up(release)
-                self._want(Wanted(stable=release, standby=roles.stable))
+                Wanted(stable=release, standby=roles.stable).write(self._store.path / WANTED)
         self._until(lambda endpoint: endpoint.release == release and endpoint.canary is None)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
@@ -167,22 +154,17 @@ class OneMachine:
             return
         with self._wanted() as roles:
             if roles.replaced and roles.stable == release:
-                secrets = secrets_of(running)
-                stop(self._store)
-                start(self._store, self._source, settings_of(running), Wanted(stable=roles.replaced), secrets=secrets)
+                self._bring_back(running, Wanted(stable=roles.replaced), endpoints.secrets_of(running))
                 return
             alone = roles.stable == release
             if alone and (not first or roles.canary):
-                raise Conflict(
-                    f"{release} is the stable release: clients would be left with nothing",
-                    hint=f"slipway rollback {self._store.model}",
-                )
+                raise needed(self._store, release)
             if not alone:
                 freed = {role: None for role in ("canary", "standby") if getattr(roles, role) == release}
                 percent = 0 if "canary" in freed else roles.percent
-                self._want(roles.model_copy(update={**freed, "percent": percent}))
+                roles.model_copy(update={**freed, "percent": percent}).write(self._store.path / WANTED)
         if alone:
-            stop(self._store)
+            endpoints.stop(self._store)
         else:
             self._until(lambda endpoint: release not in (endpoint.canary, endpoint.standby))
 
@@ -197,6 +179,12 @@ class OneMachine:
             failed = max(counters.failed + host["cx_connect_fail"], host["rq_error"])
             by_server.append(counters.model_copy(update={"failed": float(failed)}))
         return together(by_server)
+
+    def replicas(self, release: str) -> Replicas:
+        raise ConfigError(
+            f"nothing scales {release}: one machine has the same servers under any load",
+            hint="name a platform that serves on KServe: --platform",
+        )
 
     def client_url(self) -> str:
         if (running := self._running()) is None:
@@ -220,10 +208,10 @@ class OneMachine:
         """Read the endpoint. If it died during a rollout, restart it, so that the rollout can continue or go back."""
         if running := endpoint(self._store):
             return running
-        if supervisor(self._store):
+        if endpoints.supervisor(self._store):
             raise TransientError(f"the endpoint of {self._store.model} is starting")
         roles = Wanted.read(self._store.path / WANTED)
-        return start(self._store, self._source, self._asked, roles) if roles and roles.tried else None
+        return endpoints.start(self._store, self._source, self._asked, roles) if roles and roles.tried else None
 
     def _replaced(self) -> str | None:
         roles = Wanted.read(self._store.path / WANTED)
@@ -234,24 +222,29 @@ class OneMachine:
         is served again."""
         tls_of(self._asked)  # this and the next raise before anything is changed
         usage_url()
-        former, secrets = Wanted.read(self._store.path / WANTED) or Wanted(stable=running.release), secrets_of(running)
+        former = Wanted.read(self._store.path / WANTED) or Wanted(stable=running.release)
+        secrets = endpoints.secrets_of(running)
         try:
-            stop(self._store)
-            start(self._store, self._source, self._asked, roles)
+            endpoints.stop(self._store)
+            endpoints.start(self._store, self._source, self._asked, roles)
         except BaseException as error:
             say(f"serving {running.release} again as before")
-            stop(self._store)
-            start(self._store, self._source, settings_of(running), former, secrets=secrets)
+            self._bring_back(running, former, secrets)
             if isinstance(error, SlipwayError):
                 error.args = (f"{error}; {running.release} is served again as before",)
             raise
 
+    def _bring_back(self, running: Endpoint, roles: Wanted, secrets: Mapping[str, str]) -> None:
+        """Serve *roles* with the settings and the secrets of what is, or was, *running*."""
+        endpoints.stop(self._store)
+        endpoints.start(self._store, self._source, settings_of(running), roles, secrets=secrets)
+
     def _way_out(self, running: Endpoint) -> str:
         """Choose the hint if the endpoint runs with other settings."""
         if running.protected and not api_key():
-            return f"set {API_KEY_VARIABLE} to the key that the endpoint requires"
+            return f"set {endpoints.API_KEY_VARIABLE} to the key that the endpoint requires"
         if api_key() and not running.protected:
-            return f"the endpoint requires no key: unset {API_KEY_VARIABLE}"
+            return f"the endpoint requires no key: unset {endpoints.API_KEY_VARIABLE}"
         return f"to apply the present ones: slipway serve {self._source}"
 
     def changed_settings(self, running: Endpoint) -> list[str]:
@@ -270,16 +263,13 @@ class OneMachine:
                 raise Conflict(f"{self._store.model} is not being served", hint=f"slipway serve {self._source}")
             yield roles
 
-    def _want(self, roles: Wanted) -> None:
-        roles.write(self._store.path / WANTED)
-
     def _until(self, in_force: Callable[[Endpoint], bool]) -> None:
         deadline = time.monotonic() + IN_FORCE_TIMEOUT_S
         while True:
             running = endpoint(self._store)
             if running and in_force(running):
                 return
-            if running is None and supervisor(self._store) is None:
+            if running is None and endpoints.supervisor(self._store) is None:
                 raise TransientError(
                     f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
                 )

@@ -13,6 +13,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import Act, Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases
+from stages.parts.releases.split import Split
 from stages.rollout.target import Target
 
 DEPLOY: Final = "deploy"
@@ -30,10 +31,7 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     if last.ended:
         return last if last.release == release and bool(run) and last.run == run else None
     if last.release != release:
-        raise Conflict(
-            f"the rollout of {last.release} is under way ({last.state}, {last.percent} %)",
-            hint=f"let it end, or give it up: slipway rollout abort {store.model}",
-        )
+        raise another_under_way(store, last)
     if last.target != target_name:
         raise Conflict(
             f"the rollout of {release} is under way on {last.target}, not {target_name}",
@@ -45,11 +43,7 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
 def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
     """Plan a new rollout, depending on what the platform serves now; raise Conflict if it is trying another release."""
     split = target.split()
-    if split.canary not in (None, release):
-        raise Conflict(
-            f"{split.canary} is being tried on the platform, by another rollout",
-            hint=f"give it up: slipway rollout abort {store.model}",
-        )
+    check_canary(store, split, release)
     kind: RolloutKind = "rollback" if rollback else "rollout"
     if split.stable in (None, release):
         kind = "first" if split.stable is None else "refresh"
@@ -75,6 +69,23 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         started_at=now,
         entered_at=now,
     )
+
+
+def another_under_way(store: ModelStore, journal: Journal) -> Conflict:
+    """Build the refusal to do what a rollout that is under way would disturb, or be disturbed by."""
+    return Conflict(
+        f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
+        hint=f"let it end, or give it up: slipway rollout abort {store.model}",
+    )
+
+
+def check_canary(store: ModelStore, split: Split, release: str) -> None:
+    """Raise Conflict if the platform is trying another release than *release*."""
+    if split.canary not in (None, release):
+        raise Conflict(
+            f"{split.canary} is being tried on the platform, not {release}",
+            hint=f"give it up: slipway rollout abort {store.model}",
+        )
 
 
 def check_point(until: str, settings: Rollout) -> None:

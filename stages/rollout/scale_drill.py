@@ -16,19 +16,9 @@ from stages.parts.base.log import say
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import (
-    SETTLE_S,
-    Answers,
-    access_to,
-    answers,
-    check_answers,
-    failed,
-    p95_ms,
-    seconds_until,
-    steady,
-)
+from stages.rollout.drills import Answers, access_to, answers, clients, p95_ms, seconds_until, steady
 from stages.rollout.steady_load import SteadyLoad
-from stages.rollout.target import Autoscaled, Replicas, Target
+from stages.rollout.target import Replicas, Target
 
 POLL_S: Final = 1.0
 EXCESS: Final = 1.25
@@ -91,7 +81,7 @@ class ScaleDrill(Record):
     answers: Answers
 
     def failures(self) -> list[str]:
-        reasons, up, down = failed(self.answers), self.up, self.down
+        reasons, up, down = self.answers.failures(), self.up, self.down
         within = f"within {self.limit_s:g} s" + (f": {up.lacking}" if up.lacking else "")
         if up.wanted_s is None:
             reasons.append(f"the autoscaler did not ask for {up.goal} replicas {within}")
@@ -119,16 +109,16 @@ def drill_scale(
         TransientError: clients need all replicas as it is.
         DrillFailed: no request is answered.
     """
-    release, scaled, before = _scaled(store, target)
-    access = access_to(store, target.client_url(), via)
+    release, before = _scaled(store, target)
     goal, users = load_for(before)
     say(f"{users} requests in flight, where {before.running} × {before.concurrency} should be")
-    with steady(access, workload, users) as load:
-        up = _scale_up(scaled, release, goal, load, limits)
+    started = time.monotonic()
+    with clients(store, target, workload, users, via) as load:
+        up = _scale_up(target, release, goal, load, started, limits)
     replies, down = load.replies(), None
     if limits.down and up.ready_s is not None:
-        with steady(access, workload, 1, pause_s=PAUSE_S) as client:
-            down = _scale_down(scaled, release, before, limits)
+        with steady(access_to(store, target.client_url(), via), workload, 1, pause_s=PAUSE_S) as client:
+            down = _scale_down(target, release, before, limits)
         replies += client.replies()
     return ScaleDrill(
         release=release,
@@ -149,13 +139,8 @@ def load_for(present: Replicas) -> tuple[int, int]:
     return min(present.maximum, math.ceil(users / present.concurrency)), users
 
 
-def _scaled(store: ModelStore, target: Target) -> tuple[str, Autoscaled, Replicas]:
+def _scaled(store: ModelStore, target: Target) -> tuple[str, Replicas]:
     """Find the release to drill, and its replicas now; raises as ``drill_scale``."""
-    if not isinstance(target, Autoscaled):
-        raise ConfigError(
-            f"nothing scales on {target.name}: one machine has the same servers under any load",
-            hint="name a platform that serves on KServe: --platform",
-        )
     split = target.split()
     if split.stable is None:
         raise NothingToServe(f"{store.model} is not being served", hint=f"slipway rollout start {store.model}")
@@ -174,18 +159,17 @@ def _scaled(store: ModelStore, target: Target) -> tuple[str, Autoscaled, Replica
             f"{split.stable} has all of its {present.maximum} replicas already, so that none can be added",
             hint="try again under less load, or raise kserve.scaling.maximum",
         )
-    return split.stable, target, present
+    return split.stable, present
 
 
-def _scale_up(scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, limits: ScaleLimits) -> ScaleUp:
-    started = time.monotonic()
-    time.sleep(SETTLE_S)
-    check_answers(load)
-    wanted_s = seconds_until(lambda: scaled.replicas(release).running >= goal, started, limits.limit_s, POLL_S)
+def _scale_up(
+    target: Target, release: str, goal: int, load: SteadyLoad, started: float, limits: ScaleLimits
+) -> ScaleUp:
+    wanted_s = seconds_until(lambda: target.replicas(release).running >= goal, started, limits.limit_s, POLL_S)
     ready_s = None
     if wanted_s is not None:
         say(f"{goal} replicas are asked for after {wanted_s:.1f} s")
-        ready_s = seconds_until(lambda: scaled.replicas(release).ready >= goal, started, limits.limit_s, POLL_S)
+        ready_s = seconds_until(lambda: target.replicas(release).ready >= goal, started, limits.limit_s, POLL_S)
     if ready_s is not None:
         say(f"ready after {ready_s:.1f} s; the load goes on for {limits.seconds:g} s")
         time.sleep(limits.seconds)
@@ -195,17 +179,17 @@ def _scale_up(scaled: Autoscaled, release: str, goal: int, load: SteadyLoad, lim
         goal=goal,
         wanted_s=wanted_s,
         ready_s=ready_s,
-        lacking="" if ready_s is not None else scaled.replicas(release).lacking or scaled.waits_for(release),
+        lacking="" if ready_s is not None else target.replicas(release).lacking or target.waits_for(release),
         ttft_before_p95_ms=p95_ms(reply.ttft_ms for reply in good if reply.sent_s < ready),
         ttft_after_p95_ms=p95_ms(reply.ttft_ms for reply in good if reply.sent_s >= ready),
     )
 
 
-def _scale_down(scaled: Autoscaled, release: str, before: Replicas, limits: ScaleLimits) -> ScaleDown:
-    counts = [scaled.replicas(release).running]
+def _scale_down(target: Target, release: str, before: Replicas, limits: ScaleLimits) -> ScaleDown:
+    counts = [target.replicas(release).running]
 
     def left() -> int:
-        counts.append(scaled.replicas(release).running)
+        counts.append(target.replicas(release).running)
         return counts[-1]
 
     ended = time.monotonic()

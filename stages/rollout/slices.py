@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from scoring.canary import Counts
 from stages.parts.records.counters import Counters, Increase
-from stages.parts.records.rollout import Side, Slice, Window
+from stages.parts.records.rollout import Journal, Side, Slice, Window
 from stages.rollout.pairs import Timing
 
 SLICES: Final = 12
@@ -20,6 +20,11 @@ LATE_S: Final = 1.0
 """An answer is late if it takes longer than ``LATE`` times as long as is typical, and this time more."""
 Latency = Literal["ttft", "tpot"]
 Role = Literal["canary", "stable"]
+
+
+def slices_of(journal: Journal, window: Window) -> list[Slice]:
+    """List the slices of the whole rollout, whose present step has this *window*."""
+    return [*(ended for step in journal.observed for ended in step.slices), *window.slices]
 
 
 def begin_slice(window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Window:

@@ -21,25 +21,12 @@ from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, Serve
 from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
-from stages.parts.records.rollout import (
-    LOCAL,
-    LOCK,
-    Act,
-    Journal,
-    JournalChanges,
-    Observed,
-    RolloutKind,
-    RolloutState,
-    Transition,
-    clear_request,
-    journal_path,
-    pending_request,
-)
+from stages.parts.records import rollout as records
+from stages.parts.records.rollout import Act, Journal, JournalChanges, Observed, RolloutKind, RolloutState, Transition
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import Move, remember
 from stages.rollout.analysis import check_quality
 from stages.rollout.observation import Look, Observer, agreement, responds
-from stages.rollout.resume import PROMOTE, begin, reached, resume
+from stages.rollout.resume import PROMOTE, begin, check_canary, reached, resume
 from stages.rollout.target import Target
 
 QUESTION_TRIES: Final = 3
@@ -81,10 +68,10 @@ def roll_out(
     """
     if release not in releases.numbered(store).values():  # this also excludes a path that leads elsewhere
         raise NothingToServe(f"{store.model} has no release {release}", hint=f"slipway releases {store.model}")
-    with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
+    with exclusive(store.lock(records.LOCK), f"the rollout of {store.model}", wait=False):
         former = resume(store, release, target.name)
         journal = former or begin(store, target, release, settings, rollback=rollback)
-        write_json(journal_path(store), journal)
+        write_json(records.journal_path(store), journal)
         machine = StateMachine(store, target, journal)
         if former is None:
             target.announce("Started", f"the {journal.kind} of {release} began, by {journal.acts[0].by}")
@@ -144,12 +131,9 @@ class StateMachine:
         if split.stable == journal.release:  # parts of the old stable one may still be there
             if journal.stable is not None:
                 self._enter("promoting", reason=journal.reason or ALREADY_STABLE)
-        elif split.canary not in (None, journal.release):
-            raise Conflict(
-                f"{split.canary} is being tried on the platform, not {journal.release}",
-                hint=f"give it up: slipway rollout abort {self.store.model}",
-            )
-        elif split.stable is None and journal.stable is not None:
+            return
+        check_canary(self.store, split, journal.release)
+        if split.stable is None and journal.stable is not None:
             self._say(f"{journal.stable} is no longer served: continuing as with a first release")
             kind: RolloutKind = "first" if journal.kind == "rollout" else journal.kind
             self._enter("deploying", kind=kind, stable=None, steps=(), step=0, window=None)
@@ -314,25 +298,20 @@ class StateMachine:
         journal = self.journal
         same = journal.kind == "refresh" and journal.before == journal.release
         if not same or journal.changes:
-            move = Move(
-                id=journal.id,
+            alike = ("id", "release", "before", "run", "decision", "acts", "started_at")
+            move = releases.Move(
+                **{name: getattr(journal, name) for name in alike},
                 kind="settings" if same else "rollback" if journal.kind == "rollback" else "rollout",
-                release=journal.release,
-                before=journal.before,
                 result=result,
                 reason=f"{journal.reason}; changed: {journal.changes}" if journal.changes else journal.reason,
-                run=journal.run,
-                decision=journal.decision,
-                acts=journal.acts,
-                started_at=journal.started_at,
                 ended_at=self._now(),
                 analyses=tuple(analysis.model_dump(mode="json") for analysis in journal.analyses),
             )
-            remember(self.store, move)
+            releases.remember(self.store, move)
             by = "".join(dict.fromkeys(f"; {act.what} by {act.by}" for act in journal.acts))
             self.target.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
         self._enter(result)
-        clear_request(self.store)
+        records.clear_request(self.store)
 
     def _start_rollback(self, reason: str) -> None:
         self._enter("rolling back", reason=reason)
@@ -350,11 +329,11 @@ class StateMachine:
 
     def _write(self, journal: Journal) -> None:
         self.journal = journal
-        write_json(journal_path(self.store), journal)
+        write_json(records.journal_path(self.store), journal)
 
     def _handle_request(self) -> None:
         """Do what a person asked by ``slipway rollout promote`` or ``abort``, from another process."""
-        request = pending_request(self.store, self.journal)
+        request = records.pending_request(self.store, self.journal)
         if request is None or self.journal.ended:
             return
         if request.action == "promote":
@@ -362,7 +341,7 @@ class StateMachine:
         elif self.journal.state != "promoting":
             self._note("gave up", request.by)
             self._start_rollback(request.reason)
-        clear_request(self.store)
+        records.clear_request(self.store)
 
     def _note(self, what: Literal["approved", "gave up"], by: str) -> None:
         """Keep who did it, once, and tell it."""
@@ -404,7 +383,7 @@ class StateMachine:
 
     def _in_workflow(self) -> bool:
         """Whether a cluster's workflow runs it: its readers have no store, which the rollout's commands need."""
-        return bool(self.journal.run) and self.journal.target != LOCAL
+        return bool(self.journal.run) and self.journal.target != records.LOCAL
 
     def _failure(self) -> RolledBack | ServerFailed:
         release, reason = self.journal.release, self.journal.reason

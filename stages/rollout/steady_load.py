@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from types import TracebackType
 from typing import Final, Self
 
 import httpx
@@ -40,9 +39,7 @@ class SteadyLoad:
             user.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending.set()
         for user in self._users:
             user.join()

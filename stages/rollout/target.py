@@ -4,130 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol
 
-from stages.parts.base.errors import Conflict
+from stages.parts.base.errors import Conflict, UnknownName
 from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import KSERVE, LOCAL
 from stages.parts.releases.split import Split
 
+if TYPE_CHECKING:
+    from stages.parts.base.serving_settings import AskedServing
+    from stages.parts.base.store import ModelStore
+    from stages.rollout.kserve.settings import KServe
 
-class Target(Protocol):
-    """A platform that serves the releases of one model. A release is named by its directory's name.
-
-    Every call is idempotent and may be repeated after a crash.
-
-    Raises (any of the methods):
-        ServerFailed: a server does not come up or is gone.
-        TransientError: the platform did not answer; ask again.
-        Conflict: somebody else changed what is served meanwhile.
-    """
-
-    @property
-    def name(self) -> str:
-        """One of ``stages.rollout.connect.TARGETS``."""
-        ...
-
-    def split(self) -> Split:
-        """Read what is in force, as the platform reports it, not as it was requested."""
-        ...
-
-    def who(self) -> str:
-        """Name who acts now, as the platform knows the user."""
-        ...
-
-    def announce(self, reason: str, note: str) -> None:
-        """Tell people who watch the platform what the rollout did. It never fails.
-
-        Args:
-            reason: one word, such as ``Promoted``.
-        """
-        ...
-
-    def changes(self, release: str) -> str:
-        """Say what ``deploy`` would change for *release*, which is served already; empty if nothing."""
-        ...
-
-    def startup_s(self, release: str) -> int:
-        """Return the longest time in seconds from the start of its server to its first answer."""
-        ...
-
-    def check_room(self, release: str) -> None:
-        """Whether *release* fits beside what is served; nothing is started.
-
-        Raises:
-            NotEnoughGpus: how many are missing, and where.
-        """
-        ...
-
-    def deploy(self, release: str) -> None:
-        """Start *release* beside the stable one, without traffic; do not wait until it is up.
-
-        The first release (nothing is stable) may get all traffic once it is ready; ``promote`` makes it stable, too.
-        If *release* is the stable one: make sure that it runs with the present settings.
-        """
-        ...
-
-    def ready(self, release: str) -> bool:
-        """Whether its servers report that they are ready. The rollout then asks for a completion itself."""
-        ...
-
-    def waits_for(self, release: str) -> str:
-        """Say what *release* waits for that is not ready; empty if the platform does not say, or not now."""
-        ...
-
-    def url(self, release: str) -> str:
-        """Return the base URL (without ``/v1``) that reaches only this release: for the first completion, the probes
-        and the rollout's own requests. The stable release is reached until the canary is promoted, also without
-        traffic."""
-        ...
-
-    def prepare(self, release: str, percent: int) -> str:
-        """Ask for as many servers of the canary as *percent* % of the requests need; do not wait for them.
-
-        Returns:
-            What is lacking until they are up; empty if nothing.
-        """
-        ...
-
-    def shift(self, release: str, percent: int) -> None:
-        """Give the canary *percent* % of new requests; return once that is in force. Requests in flight stay."""
-        ...
-
-    def promote(self, release: str) -> None:
-        """Make the canary the stable release. The old stable one stays as a warm standby, or is drained and removed."""
-        ...
-
-    def withdraw(self, release: str, *, first: bool = False) -> None:
-        """Give the stable release all traffic, then drain and remove *release*, even if others changed it meanwhile.
-
-        Args:
-            first: nothing was served before *release*, and nothing shall be served after it.
-
-        Raises:
-            Conflict: it is the stable release, and not *first*: clients would be left with nothing. Nothing was
-                changed.
-        """
-        ...
-
-    def counters(self, release: str) -> Counters:
-        """Read its counters now. Requests to ``url()`` are counted like those of clients."""
-        ...
-
-    def client_url(self) -> str:
-        """Return the base URL (without ``/v1``) that clients use, whatever the split."""
-        ...
-
-    def kill(self, release: str) -> Callable[[], bool]:
-        """End one of its servers at once, as a crash would; for drills.
-
-        Returns:
-            A function that says whether another one is up in its place.
-
-        Raises:
-            TransientError: no server is up.
-            AccessDenied: the caller lacks the right to do so.
-        """
-        ...
+TARGETS: Final = (LOCAL, KSERVE)
+"""The platforms that a release can be rolled out on. To add one: its name and a branch of ``connect``."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +35,117 @@ class Replicas:
     """Why the autoscaler can't do its work, as it says itself."""
 
 
-@runtime_checkable
-class Autoscaled(Target, Protocol):
-    """A target whose releases may have as many replicas as their load needs."""
+class Target(Protocol):
+    """A platform that serves the releases of one model. A release is named by its directory's name.
+
+    Every call is idempotent and may be repeated after a crash.
+
+    Raises (any of the methods):
+        ServerFailed: a server does not come up or is gone.
+        TransientError: the platform did not answer; ask again.
+        Conflict: somebody else changed what is served meanwhile.
+    """
+
+    @property
+    def name(self) -> str:
+        """One of ``TARGETS``."""
+
+    def split(self) -> Split:
+        """Read what is in force, as the platform reports it, not as it was requested."""
+
+    def who(self) -> str:
+        """Name who acts now, as the platform knows the user."""
+
+    def announce(self, reason: str, note: str) -> None:
+        """Tell people who watch the platform what the rollout did, with one word as the *reason*, such as ``Promoted``.
+        It never fails."""
+
+    def changes(self, release: str) -> str:
+        """Say what ``deploy`` would change for *release*, which is served already; empty if nothing."""
+
+    def startup_s(self, release: str) -> int:
+        """Return the longest time in seconds from the start of its server to its first answer."""
+
+    def check_room(self, release: str) -> None:
+        """Raise NotEnoughGpus if *release* does not fit beside what is served; nothing is started."""
+
+    def deploy(self, release: str) -> None:
+        """Start *release* beside the stable one, without traffic; do not wait until it is up.
+
+        The first release (nothing is stable) may get all traffic once it is ready; ``promote`` makes it stable, too.
+        If *release* is the stable one: make sure that it runs with the present settings.
+        """
+
+    def ready(self, release: str) -> bool:
+        """Whether its servers report that they are ready. The rollout then asks for a completion itself."""
+
+    def waits_for(self, release: str) -> str:
+        """Say what *release* waits for that is not ready; empty if the platform does not say, or not now."""
+
+    def url(self, release: str) -> str:
+        """Return the base URL (without ``/v1``) that reaches only this release: for the first completion, the probes
+        and the rollout's own requests. The stable release is reached until the canary is promoted, also without
+        traffic."""
+
+    def prepare(self, release: str, percent: int) -> str:
+        """Ask for as many servers of the canary as *percent* % of the requests need; do not wait for them. Returns what
+        is lacking until they are up; empty if nothing is."""
+
+    def shift(self, release: str, percent: int) -> None:
+        """Give the canary *percent* % of new requests; return once that is in force. Requests in flight stay."""
+
+    def promote(self, release: str) -> None:
+        """Make the canary the stable release. The old stable one stays as a warm standby, or is drained and removed."""
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        """Give the stable release all traffic, then drain and remove *release*, even if others changed it meanwhile.
+        *first* says that nothing was served before *release*, and nothing shall be served after it. Otherwise, if it is
+        the stable release, this raises Conflict and changes nothing: clients would be left with nothing."""
+
+    def counters(self, release: str) -> Counters:
+        """Read its counters now. Requests to ``url()`` are counted like those of clients."""
 
     def replicas(self, release: str) -> Replicas:
-        """Those that are there now, with the bounds in force.
+        """Count its replicas now, with the bounds in force; raise ConfigError or NotInstalled if nothing scales it."""
 
-        Raises:
-            ConfigError, NotInstalled: nothing scales *release*, and why.
-        """
-        ...
+    def client_url(self) -> str:
+        """Return the base URL (without ``/v1``) that clients use, whatever the split."""
+
+    def kill(self, release: str) -> Callable[[], bool]:
+        """End one of its servers at once, as a crash would; for drills. Returns a function that says whether another
+        one is up in its place. Raises TransientError if no server is up, AccessDenied if the caller lacks the right."""
 
 
 def tried_already(release: str | None) -> Conflict:
     """Build the refusal to try another release while one is being tried."""
     return Conflict(f"{release} is being tried already", hint="end that rollout first")
+
+
+def needed(store: ModelStore, release: str) -> Conflict:
+    """Build the refusal to withdraw the stable release."""
+    return Conflict(
+        f"{release} is the stable release of {store.model}: clients would be left with nothing",
+        hint=f"slipway rollback {store.model}",
+    )
+
+
+def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:
+    """Connect to the platform called *name*, for the releases of the model that the user named *source*. The platform's
+    module is imported only now.
+
+    Raises:
+        UnknownName: *name* is not in ``TARGETS``.
+        ConfigError: no cluster is configured, or its KServe can't split traffic as it is set up.
+        NotInstalled: the cluster has no KServe, or lacks the runtime in ``manifests/kserve``.
+        Conflict: the model is served in another mode of KServe than is set, or in two.
+    """
+    if name == LOCAL:
+        from stages.rollout.one_machine import OneMachine
+
+        return OneMachine(store, source, serving)
+    if name == KSERVE:
+        from stages.parts.cluster import api
+        from stages.rollout.kserve.detect import target_on
+
+        return target_on(api.connect(namespace=kserve.namespace), store, serving, kserve)
+    raise UnknownName("rollout target", name, TARGETS)

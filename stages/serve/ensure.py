@@ -21,13 +21,9 @@ from stages.rollout.state_machine import roll_out
 
 
 def ensure(store: ModelStore, asked: AskedServing, source: str, rollout: Rollout) -> tuple[Endpoint, bool]:
-    """Serve the release that was published last, with these settings. Returns the endpoint, and whether anything was
-    done.
-
-    The first release is served as soon as it answers; a later one is rolled out beside the one that is served.
-
-    Args:
-        source: the model as the user named it.
+    """Serve the release that was published last, with these settings, of the model that the user named *source*.
+    Returns the endpoint, and whether anything was done. The first release is served as soon as it answers; a later one
+    is rolled out beside the one that is served.
 
     Raises:
         NothingToServe: no release is published.

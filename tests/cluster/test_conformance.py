@@ -29,8 +29,8 @@ from pipeline.runs.checks import CheckResult
 from pipeline.settings.config import load
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
+from stages.rollout.kserve.applied import HTTP_ROUTES
 from stages.rollout.kserve.detect import CRD
-from stages.rollout.kserve.http_route import HTTP_ROUTES
 from stages.rollout.kserve.objects import ISVCS
 from tests.cluster import pushes
 from tests.cluster.bucket import Bucket

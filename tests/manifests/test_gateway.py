@@ -11,7 +11,7 @@ from pipeline.cluster.gateway import GROUP
 from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from stages.rollout.kserve.objects import KServeEndpoint
 from stages.rollout.kserve.route import http_route
 from stages.rollout.kserve.settings import KServe

@@ -15,7 +15,7 @@ from pipeline.settings.config import load
 from pipeline.settings.platform import ClientSettings
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.objects import endpoint_name
 from stages.rollout.kserve.settings import KServe

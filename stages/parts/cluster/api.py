@@ -127,12 +127,8 @@ class Cluster:
     def watch(
         self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""
     ) -> Iterator[tuple[str, Object]]:
-        """Yield changes since *version*, including ('BOOKMARK', …), until the server ends the watch.
-
-        Raises:
-            Expired: *version* is too old.
-            ClusterUnavailable: the connection was lost, or the server is overloaded.
-        """
+        """Yield changes since *version*, including ('BOOKMARK', …), until the server ends the watch. Raises Expired if
+        *version* is too old, ClusterUnavailable if the connection was lost, or the server is overloaded."""
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         query |= {"fieldSelector": fields, "labelSelector": labels, "timeoutSeconds": str(WATCH_S)}
         for line in self.lines(kind.path(namespace or self.namespace), query):
@@ -241,12 +237,9 @@ def _described(api_version: str, resource: Object) -> Kind:
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
-    """Connect to the cluster of the kubeconfig (``KUBECONFIG``), or to the one that this pod runs in.
-
-    Raises:
-        ConfigError: there is no kubeconfig, or it has no such context.
-        AccessDenied: the program that the kubeconfig names gave no token.
-    """
+    """Connect to the cluster of the kubeconfig (``KUBECONFIG``), or to the one that this pod runs in. Raises
+    ConfigError if there is neither, or no such context; AccessDenied if the program that the kubeconfig names gave no
+    token."""
     listed = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config")).split(os.pathsep)
     files = [Path(path) for path in listed if path and Path(path).is_file()]
     within = context is None and not files and "KUBERNETES_SERVICE_HOST" in os.environ

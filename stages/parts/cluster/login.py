@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-REREAD_S: Final = 60.0
-"""A pod's token is replaced in its file from time to time."""
 EARLY_S: Final = 30.0
 """A token is replaced that long before it expires."""
 TOKEN_S: Final = 120.0
@@ -64,12 +62,8 @@ def in_cluster() -> tuple[Login, str]:
 
 def by_kubeconfig(paths: Sequence[Path], context: str | None) -> tuple[Login, str]:
     """Log in to *context* or the current one. Returns its namespace, too. Where several files have an entry, the first
-    counts.
-
-    Raises:
-        ConfigError: there is no such context, or a file is not valid.
-        AccessDenied: the program that gives the token fails.
-    """
+    counts. Raises ConfigError if there is no such context, or a file is not valid; AccessDenied if the program that
+    gives the token fails."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -150,9 +144,9 @@ def _credentials(user: Entry, cluster: Entry) -> tuple[Callable[[], str], dict[s
 
 
 def _from_file(path: Path) -> Callable[[], str]:
-    token = _Kept(lambda: ({"token": path.read_text().strip()}, time.time() + REREAD_S))
-    token()
-    return lambda: f"Bearer {token()['token']}"
+    """Read the token anew for each request: a pod's is replaced from time to time."""
+    path.read_text()  # raises now if there is none
+    return lambda: f"Bearer {path.read_text().strip()}"
 
 
 class _Kept:

@@ -1,17 +1,36 @@
-"""What nodes have, and have left for another pod, as the scheduler counts it."""
+"""What nodes have, and have left for another pod, as the scheduler counts it, in Kubernetes' quantities."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from stages.parts.cluster.api import Cluster
+from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.kinds import PODS, Object
-from stages.parts.cluster.quantity import quantity
 
+if TYPE_CHECKING:
+    from stages.parts.cluster.api import Cluster
+
+QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i))?")
+SUFFIXES: Final[dict[str, Decimal]] = (
+    {"": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
+    | {suffix: Decimal(1000) ** power for power, suffix in enumerate("MGTPE", start=2)}
+    | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)}
+)
 Amounts: TypeAlias = dict[str, Decimal]
 """Quantities of resources by name, in their base units."""
+
+
+def quantity(text: str) -> Decimal:
+    """Read a Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices; raise
+    ConfigError if *text* is none. Source: Kubernetes' resource.Quantity."""
+    match = QUANTITY.fullmatch(text)
+    if not match:
+        raise ConfigError(f"{text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")
+    number, exponent, suffix = match.groups()
+    return Decimal(number + (exponent or "")) * SUFFIXES[suffix or ""]
 
 
 def free(cluster: Cluster, nodes: list[Object], resources: Collection[str]) -> list[Amounts]:

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from stages.parts.base.record import Record
 from stages.parts.base.store import write_text
 
 NAME: Final = "access.jsonl"
@@ -49,15 +50,9 @@ class LoggedRequest(BaseModel):
     """How many of the prompt's tokens were in the prefix cache."""
     output_tokens: int | None = None
 
-    @property
-    def tokens(self) -> int:
-        return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
-
-class Reading(BaseModel):
+class Reading(Record):
     """What a server has counted from its start until now."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: str
     """See ``LoggedRequest``."""
@@ -67,6 +62,9 @@ class Reading(BaseModel):
     release: str
     prompt_tokens: int
     output_tokens: int
+
+
+LINE: Final = TypeAdapter[LoggedRequest | Reading](LoggedRequest | Reading)
 
 
 class Reader:
@@ -87,7 +85,7 @@ class Reader:
             moved = self._moved()  # before reading: Envoy writes nothing more to a file once it has opened the next
             if self._file:
                 *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-                yield from filter(None, map(parsed, lines))
+                yield from (line for line in map(parsed, lines) if isinstance(line, LoggedRequest))
             if not moved:
                 return
             if self._file:
@@ -102,18 +100,10 @@ class Reader:
         return self._file is None or current.st_ino != os.fstat(self._file.fileno()).st_ino
 
 
-def parsed(line: bytes) -> LoggedRequest | None:
-    """Parse a line; None if it was cut when Envoy was killed, or is a ``Reading``."""
+def parsed(line: bytes) -> LoggedRequest | Reading | None:
+    """Parse a line; None if it was cut when Envoy was killed."""
     try:
-        return LoggedRequest.model_validate_json(line)
-    except ValidationError:
-        return None
-
-
-def parsed_reading(line: bytes) -> Reading | None:
-    """Parse a line; None if it is not a reading."""
-    try:
-        return Reading.model_validate_json(line)
+        return LINE.validate_json(line)
     except ValidationError:
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
@@ -50,9 +50,6 @@ class Allowed(Record):
     priority: int = 0
     """Among waiting requests, vLLM takes the one with the lowest number first, and of these the one that came first."""
 
-    def may_ask(self, model: str) -> bool:
-        return not self.models or model in self.models
-
 
 class Client(Allowed):
     """One client of the endpoints on this machine."""
@@ -64,13 +61,6 @@ class Clients(Record):
     """``clients.json`` in the store."""
 
     clients: tuple[Client, ...] = ()
-
-    def named(self, name: str) -> Client:
-        """Find a client; UnknownName if there is none of that name."""
-        for client in self.clients:
-            if client.name == name:
-                return client
-        raise UnknownName("client", name, known=[client.name for client in self.clients])
 
 
 def hash_of(key: str) -> str:
@@ -91,39 +81,48 @@ def add(root: Path, client: Client) -> str:
     if client.name in (DEFAULT, ANYBODY, NOBODY, OWN, UNATTRIBUTED):
         raise ConfigError(f"{client.name!r} can't be the name of a client", hint="Slipway itself uses it")
     with _changing(root) as clients:
-        if any(existing.name == client.name for existing in clients):
+        if client.name in clients:
             hint = f"for a new key: slipway clients rotate {client.name}"
             raise ConfigError(f"there is a client {client.name!r}", hint=hint)
-        key = new_key()
-        clients.append(client.model_copy(update={"key_sha256": hash_of(key)}))
+        clients[client.name], key = _with_new_key(client)
     return key
 
 
 def rotate(root: Path, name: str) -> str:
-    """Give a client another key, and return it. The old one is no longer accepted. UnknownName: see ``named``."""
+    """Give a client another key, and return it. The old one is no longer accepted. UnknownName: there is none."""
     with _changing(root) as clients:
-        place = clients.index(Clients(clients=tuple(clients)).named(name))
-        key = new_key()
-        clients[place] = clients[place].model_copy(update={"key_sha256": hash_of(key)})
+        clients[name], key = _with_new_key(_named(clients, name))
     return key
 
 
 def remove(root: Path, name: str) -> None:
+    """Remove a client; UnknownName if there is none of that name."""
     with _changing(root) as clients:
-        clients.remove(Clients(clients=tuple(clients)).named(name))
+        del clients[_named(clients, name).name]
 
 
 def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
+def _with_new_key(client: Client) -> tuple[Client, str]:
+    key = new_key()
+    return client.model_copy(update={"key_sha256": hash_of(key)}), key
+
+
+def _named(clients: Mapping[str, Client], name: str) -> Client:
+    if name not in clients:
+        raise UnknownName("client", name, known=clients)
+    return clients[name]
+
+
 @contextmanager
-def _changing(root: Path) -> Iterator[list[Client]]:
-    """Yield the clients, to be changed in place, and write them when the block is left without an error."""
+def _changing(root: Path) -> Iterator[dict[str, Client]]:
+    """Yield the clients by name, to be changed in place, and write them when the block is left without an error."""
     root.mkdir(parents=True, exist_ok=True)
     with exclusive(root / f".{FILE}.lock", "the clients"):
-        clients = list((read_clients(root) or Clients()).clients)
+        clients = {client.name: client for client in (read_clients(root) or Clients()).clients}
         yield clients
         path = root / FILE
-        write_json(path, Clients(clients=tuple(clients)))
+        write_json(path, Clients(clients=tuple(clients.values())))
         path.chmod(0o600)

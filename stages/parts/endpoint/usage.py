@@ -25,7 +25,7 @@ from stages.parts.base.store import exclusive, write_text
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import Database
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 
 LOG_BYTES: Final = 16 << 20
 """The length at which Envoy begins another file."""
@@ -109,11 +109,8 @@ class Row(NamedTuple):
 
 
 def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
-    """Take in what was written to *folder* since the last time. Returns the number of lines.
-
-    *remove* files that are finished once they were read: for the endpoint's supervisor alone, which knows into which
-    database they have to go.
-    """
+    """Take in what was written to *folder* since the last time. Returns the number of lines. *remove* files that are
+    finished once they were read: for the endpoint's supervisor alone, which knows into which database they go."""
     count, current = 0, folder / access_log.NAME
     paths = access_log.files(folder)
     finished = current.exists()  # before reading: Envoy writes nothing more to a file once it has opened the next
@@ -152,11 +149,8 @@ def sums(database: Database, since: datetime, by: Sequence[str], price: Price | 
         groups[tuple(getattr(row, name) for name in by)].append(row)
     totals = []
     for group, members in groups.items():
-        total = _sum(dict(zip(by, group, strict=True)), members)
-        if price:
-            cost = sum(rates[row.endpoint, row.model] * row.amount(price.shared_by) for row in members)
-            total = total.model_copy(update={"cost": cost})
-        totals.append(total)
+        cost = sum(rates[row.endpoint, row.model] * row.amount(price.shared_by) for row in members) if price else None
+        totals.append(_sum(dict(zip(by, group, strict=True)), members, cost))
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
@@ -173,7 +167,7 @@ def _rates(rows: Iterable[Row], price: Price) -> dict[tuple[str | None, str], fl
     return rates
 
 
-def _sum(group: dict[str, Any], rows: Sequence[Row]) -> Sum:
+def _sum(group: dict[str, Any], rows: Sequence[Row], cost: float | None) -> Sum:
     requests = [(row, row.status) for row in rows if row.status is not None]
     answered = [row for row, status in requests if 200 <= status < 300]
     return Sum(
@@ -188,15 +182,13 @@ def _sum(group: dict[str, Any], rows: Sequence[Row]) -> Sum:
         ttft_p95_ms=p95([row.ttft_ms for row in answered if row.output_tokens and row.ttft_ms is not None]),
         duration_p95_ms=p95([row.duration_ms for row in answered]),
         seconds=sum(row.duration_ms for row in rows) / 1000,
+        cost=cost,
     )
 
 
 def _unattributed(database: Database, since: datetime) -> list[Row]:
-    """Query what each start of a server has counted and no request reports.
-
-    Never less than nothing: what was under way at the beginning of the period is reported by its request as a whole,
-    but counted only in part.
-    """
+    """Query what each start of a server has counted and no request reports. Never less than nothing: what was under way
+    at the beginning of the period is reported by its request as a whole, but counted only in part."""
     rows = []
     for endpoint, model, release, *counts in database.execute(UNREPORTED, [since.timestamp()]):
         prompt, output = (max(0, int(count)) for count in counts)
@@ -243,13 +235,11 @@ def _endpoint(folder: Path) -> str:
 
 def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
     requests, readings = [], []
-    for line in lines:
-        if request := access_log.parsed(line):
-            if request.path in OFFERED:
-                client = request.client or NOBODY
-                requests.append(request.model_dump() | {"client": client, "endpoint": endpoint})
-        elif reading := access_log.parsed_reading(line):
-            readings.append(reading.model_dump() | {"endpoint": endpoint})
+    for line in map(access_log.parsed, lines):
+        if isinstance(line, access_log.Reading):
+            readings.append(line.model_dump() | {"endpoint": endpoint})
+        elif line and line.path in OFFERED:
+            requests.append(line.model_dump() | {"client": line.client or NOBODY, "endpoint": endpoint})
     database.insert("requests", requests)
     database.insert("counted", readings)
 

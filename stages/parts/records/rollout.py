@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, Unpack
 
+from pydantic import ConfigDict
+
 from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
@@ -16,7 +18,7 @@ JOURNAL: Final = "rollout.json"
 REQUEST: Final = "rollout.request.json"
 LOCK: Final = "rollout"
 LOCAL: Final = "local"
-"""The target that is this machine; see ``stages.rollout.connect``."""
+"""The target that is this machine; see ``stages.rollout.target``."""
 KSERVE: Final = "kserve"
 """The target that is a cluster with KServe."""
 
@@ -80,16 +82,6 @@ class Analysis(Record):
     at: datetime
 
 
-class SyntheticRequests(Record):
-    """The rollout's own requests to one release within a window."""
-
-    sent: int = 0
-    failed: int = 0
-
-    def plus(self, more: SyntheticRequests) -> SyntheticRequests:
-        return SyntheticRequests(sent=self.sent + more.sent, failed=self.failed + more.failed)
-
-
 class Side(Record):
     """What one release did within a slice."""
 
@@ -135,10 +127,10 @@ class Observed(Record):
 class Window(Record):
     """The counters at the beginning of a step, from which its differences are taken, and the slices since."""
 
+    model_config = ConfigDict(extra="ignore")  # journals of earlier versions say more
+
     canary: Counters
     stable: Counters | None
-    to_canary: SyntheticRequests = SyntheticRequests()
-    to_stable: SyntheticRequests = SyntheticRequests()
     slices: tuple[Slice, ...] = ()
     """Those that have ended."""
     open: Slice | None = None
@@ -146,6 +138,10 @@ class Window(Record):
     canary_from: Counters | None = None
     stable_from: Counters | None = None
     """The counters at the beginning of the open slice."""
+
+    def sent(self, role: Literal["canary", "stable"]) -> int:
+        """Count the rollout's own requests to a release."""
+        return sum(getattr(part, role).sent for part in (*self.slices, self.open) if part)
 
 
 class Transition(Record):

@@ -15,34 +15,29 @@ from typing import Any, Literal
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, Act, under_way
+from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.history import Move, MoveKind, history
-from stages.parts.releases.release import METRICS, before, candidate, current_release, headline, numbered
+from stages.parts.releases.release import (
+    METRICS,
+    OneMove,
+    before,
+    candidate,
+    current_release,
+    headline,
+    history,
+    numbered,
+)
 from stages.parts.releases.split import Split
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
 
 
-class MoveSummary(Record):
-    """One move between releases."""
+class MoveSummary(OneMove):
+    """One move between releases, as it is listed."""
 
-    started_at: datetime
     seconds: float
-    kind: MoveKind
-    before: str | None
-    """What was in production."""
-    release: str
-    """The release that traffic moved to, or was to move to."""
     percent: int
-    """The largest share of new requests that it got."""
-    result: Literal["promoted", "rolled back"]
-    reason: str
-    run: str | None
-    acts: tuple[Act, ...]
-    """Who began it, approved it or gave it up."""
-    decision: str
-    """The outcome by which it was chosen, as it was then."""
+    """The largest share of new requests that the release got."""
     analysis: dict[str, Any] | None
     """The last comparison of the two releases; None if they were not compared."""
 
@@ -106,20 +101,24 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
 
 def summarized_moves(store: ModelStore) -> list[MoveSummary]:
     """List all moves, the newest first, including those of releases that were removed."""
-    return [_summary(move) for move in reversed(history(store))]
+    moves = []
+    for move in reversed(history(store)):
+        last = move.analyses[-1] if move.analyses else None
+        summary = MoveSummary(
+            **{name: getattr(move, name) for name in OneMove.model_fields},
+            seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
+            percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
+            analysis=last,
+        )
+        moves.append(summary)
+    return moves
 
 
 def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
-    """Remove all but the newest *keep* releases. A release is never removed if it is in production, was there before,
-    may be the next one, or is being served.
-
-    Args:
-        others: remove the variants and evaluations of other configurations, too, which were put aside.
-
-    Raises:
-        ConfigError: *keep* is less than one.
-        Busy: a rollout is running, which may need any of them.
-    """
+    """Remove all but the newest *keep* releases and, with *others*, the variants and evaluations of other
+    configurations, which were put aside. A release is never removed if it is in production, was there before, may be
+    the next one, or is being served. Raises ConfigError if *keep* is less than one, Busy if a rollout is running, which
+    may need any of them."""
     if keep < 1:
         raise ConfigError(
             "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"
@@ -147,24 +146,6 @@ def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -
         kept=tuple(name for name in names if name in needed),
         removed_bytes=total,
         freed_bytes=freed,
-    )
-
-
-def _summary(move: Move) -> MoveSummary:
-    last = move.analyses[-1] if move.analyses else None
-    return MoveSummary(
-        started_at=move.started_at,
-        seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
-        kind=move.kind,
-        before=move.before,
-        release=move.release,
-        percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
-        result=move.result,
-        reason=move.reason,
-        run=move.run,
-        acts=move.acts,
-        decision=move.decision,
-        analysis=last,
     )
 
 

@@ -81,11 +81,8 @@ def alike(store: ModelStore, release: str, decision: Production) -> bool:
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
-    """*asked* with a number in place of every ``auto``: the defaults of ``Serving`` where nothing is known.
-
-    Raises:
-        DamagedModel: what is stored of the release can't be read.
-    """
+    """Put a number in place of every ``auto`` in *asked*: the defaults of ``Serving`` where nothing is known; raise
+    DamagedModel if what is stored of the release can't be read."""
     if release is None or not any(getattr(asked, name) == "auto" for name in PINNED):
         return asked.pinned()
     measured = MeasuredWith.read(store.releases / release / METRICS)

@@ -13,38 +13,70 @@ production at once; otherwise a rollout promotes it, after it has been tried on 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
+import os
 import re
+import uuid
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from stages.parts.base.errors import DamagedModel, UnknownName
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
 from stages.parts.records.acquired import difference
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.history import history, remember_at_once, user
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
 CANDIDATE: Final = "candidate"
 CANDIDATE_METRICS: Final = "candidate_metrics.json"
 METRICS: Final = "production_metrics.json"
 PROBES: Final = "probes.json"
+HISTORY: Final = "rollouts.jsonl"
+MoveKind = Literal["publish", "rollout", "rollback", "settings"]
+"""publish: select moved the link while nothing was served. settings: the same release, served with other settings."""
+
+
+class OneMove(Record):
+    """How traffic moved, or did not move, from one release to another."""
+
+    kind: MoveKind
+    release: str
+    """The release that traffic moved to, or was to move to."""
+    before: str | None
+    """What was in production."""
+    result: Literal["promoted", "rolled back"]
+    reason: str
+    run: str | None = None
+    decision: str = ""
+    """The outcome by which the release was chosen, as it was then (``Production.headline``)."""
+    started_at: datetime
+    acts: tuple[Act, ...] = ()
+    """Who began it, approved it or gave it up."""
+
+
+class Move(OneMove):
+    """One line of ``rollouts.jsonl``."""
+
+    id: str
+    """The rollout's id; a move is never written twice."""
+    ended_at: datetime
+    analyses: tuple[dict[str, Any], ...] = ()
+    """The last analysis of each step."""
 
 
 def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:
     """Make the decision's release and name it the candidate or, without *wait*, production. Each step is atomic: a
-    crash leaves the old release in production.
-
-    Raises:
-        DamagedModel: the winner's files are not what their manifest says.
-    """
+    crash leaves the old release in production. Raises DamagedModel if the winner's files are not what their manifest
+    says."""
     placement = make(store, decision)
     at_once = current_release(store) == decision.release  # the same winner, with newer measurements
     decision.write(store.production_metrics if at_once else store.path / CANDIDATE_METRICS)
@@ -81,10 +113,34 @@ def settle(store: ModelStore, release: str, *, wait: bool) -> None:
     swap_link(store.path / CANDIDATE, Path("releases") / release)
     if wait:
         return
-    began = Act(by=user(), what="began", at=datetime.now().astimezone())
-    former, decision = current_release(store), headline(store, release)
+    promote_at_once(store, "publish", release, user(), "published while nothing was served")
+
+
+def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, reason: str) -> None:
+    """Make *release* production, without a rollout, while nothing is served."""
+    began, former = Act(by=by, what="began", at=datetime.now().astimezone()), current_release(store)
     promote(store, release)
-    remember_at_once(store, "publish", release, former, "published while nothing was served", began, decision)
+    remember_at_once(store, kind, release, former, reason, began)
+
+
+def remember_at_once(
+    store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act
+) -> None:
+    """Append a move that was made without a rollout to the history."""
+    move = Move(
+        id=uuid.uuid4().hex[:12],
+        kind=kind,
+        release=release,
+        before=before,
+        result="promoted",
+        reason=reason,
+        run=os.environ.get(RUN_VARIABLE),
+        decision=headline(store, release),
+        acts=(began,),
+        started_at=began.at,
+        ended_at=datetime.now().astimezone(),
+    )
+    remember(store, move)
 
 
 def promote(store: ModelStore, release: str) -> None:
@@ -197,3 +253,36 @@ def _reasons(store: ModelStore, release: str) -> str | None:
             if json.loads(text).get("release") == release:
                 return text
     return None
+
+
+def user() -> str:
+    """Name the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
+
+
+def history(store: ModelStore) -> list[Move]:
+    """Read all moves, the oldest first. A line that a crash truncated is left out."""
+    moves = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (store.path / HISTORY).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValidationError):
+                moves.append(Move.model_validate_json(line))
+    return moves
+
+
+def remember(store: ModelStore, move: Move) -> None:
+    """Append a move durably; a move that is already there is not written again."""
+    if any(former.id == move.id for former in history(store)):
+        return
+    path = store.path / HISTORY
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+        torn = size > 0 and file.read(1) != b"\n"
+        file.write((b"\n" if torn else b"") + move.model_dump_json().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,4 +1,5 @@
-"""The objects of one endpoint on its cluster.
+"""The objects of one endpoint on its cluster, what its routes say, and the events by which others there see what a
+rollout did.
 
 Objects are applied server-side by one field manager, at the version that was read. On the way forward this is never
 forced: a change that somebody else made meanwhile is a Conflict. On the way back it is forced: a person who changed a
@@ -8,20 +9,27 @@ share by hand owns that field from then on, but must not keep clients at a bad c
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
-from collections.abc import Callable
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from stages.parts.base.errors import Conflict, TransientError
-from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import Kind, Object
+from stages.parts.base.errors import Conflict, SlipwayError, TransientError
+from stages.parts.cluster.api import FIELD_MANAGER, Cluster
+from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Kind, Object
 from stages.parts.cluster.refusals import Absent
-from stages.rollout.kserve.http_route import HTTP_ROUTES
-from stages.rollout.kserve.objects import ISVCS, MODEL, KServeEndpoint, disruption_budget
+from stages.rollout.kserve.objects import BUDGETS, ISVCS, MODEL, KServeEndpoint, disruption_budget
 
+BAD: Final = ("RolledBack", "GaveUp")
+"""The reasons of events that are warnings."""
+LONGEST_NOTE: Final = 1024
+"""In bytes; the API refuses a longer one."""
+HTTP_ROUTES: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 SERVICES: Final = Kind("v1", "Service", "services")
-BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,6 @@ class AppliedObjects:
         with contextlib.suppress(Absent):
             self.cluster.delete(kind, name)
 
-    def remove_budget(self) -> None:
-        self.remove(BUDGETS, self.endpoint.name)
-
     def wait_until(self, lacking: Callable[[], str], change: str) -> None:
         """Wait until nothing is *lacking* any more for a *change* to be in force, for at most ``in_force_s``."""
         limit_s = self.endpoint.settings.in_force_s
@@ -112,6 +117,34 @@ class AppliedObjects:
         headless = service["spec"].get("clusterIP") == "None"
         number = port.get("targetPort", port["port"]) if headless else port["port"]
         return self.endpoint.settings.service_url.format(service=name, namespace=self.endpoint.namespace, port=number)
+
+
+def cluster_user(cluster: Cluster) -> str:
+    """Ask which user the cluster takes the caller for; "unknown" if it does not say."""
+    body = {"apiVersion": USER_REVIEWS.api_version, "kind": USER_REVIEWS.name}
+    try:
+        return str(cluster.request("POST", USER_REVIEWS.path(None), body=body)["status"]["userInfo"]["username"])
+    except (SlipwayError, KeyError):  # Kubernetes before 1.28, or the right was taken away
+        return "unknown"
+
+
+def event(regarding: Object, reason: str, note: str) -> Object:
+    """Build an event on an InferenceService or HTTPRoute."""
+    metadata = regarding["metadata"]
+    identity = {key: metadata[key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.name,
+        "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": socket.gethostname(),
+        "action": "Rollout",
+        "reason": reason,
+        "type": "Warning" if reason in BAD else "Normal",
+        "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **identity},
+        "note": note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+    }
 
 
 def still_lacking(lacking: Callable[[], str], limit_s: float, poll_s: float) -> str:
@@ -148,3 +181,57 @@ def _contains(present: Any, applied: Any) -> bool:
     if isinstance(applied, list):
         return isinstance(present, list) and len(present) == len(applied) and all(map(_contains, present, applied))
     return bool(present == applied)
+
+
+def shares(route: Object) -> dict[str, float]:
+    """Percent of new requests by Service; empty if its rules differ from each other, or one of them has no weight."""
+    by_rule: list[dict[str, float]] = []
+    for rule in route["spec"].get("rules", []):
+        weights = Counter[str]()
+        for backend in rule.get("backendRefs", []):
+            weights[backend["name"]] += int(backend.get("weight", 1))
+        if not (total := weights.total()):
+            return {}
+        by_rule.append({name: 100 * weight / total for name, weight in weights.items()})
+    return by_rule[0] if by_rule and all(percent == by_rule[0] for percent in by_rule) else {}
+
+
+def share(route: Object | None, service: str) -> int:
+    """Read the percentage of new requests that a Service gets, rounded; raise TransientError if it is not certain."""
+    why = unprogrammed(route)
+    if route is None or why:
+        raise TransientError(f"the split in force is not certain: {why}")
+    if not (percent := shares(route)):
+        raise TransientError("the split in force is not certain: the route's rules split differently")
+    return round(percent.get(service, 0.0))
+
+
+def lacking(route: Object | None, percent: Mapping[str, float]) -> str:
+    """Why a route does not (yet) give these percentages to its Services; empty if it does."""
+    why = unprogrammed(route)
+    if route is None or why:
+        return why
+    split = shares(route)
+    if split and all(split.get(service, 0.0) == part for service, part in percent.items()):
+        return ""
+    return f"the route {route['metadata']['name']} does not split so"
+
+
+def unprogrammed(route: Object | None) -> str:
+    """Why the gateway has not (yet) programmed the route; empty if it has. A route's ``observedGeneration`` is set by
+    its gateway itself, unlike that of an InferenceService."""
+    if route is None:
+        return "there is no route"
+    parents = route.get("status", {}).get("parents", [])
+    if not parents:
+        return "no gateway has accepted it"
+    for parent in parents:
+        conditions = {condition["type"]: condition for condition in parent.get("conditions", [])}
+        for name in ("Accepted", "ResolvedRefs"):
+            condition = conditions.get(name)
+            if condition is None or condition["status"] != "True":
+                why = f": {condition.get('message') or condition.get('reason', '')}" if condition else ""
+                return f"its gateway does not report {name}{why}"
+            if condition.get("observedGeneration", 0) < route["metadata"]["generation"]:
+                return "its gateway has not seen the last change"
+    return ""

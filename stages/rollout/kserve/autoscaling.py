@@ -14,9 +14,8 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.applied import AppliedObjects
-from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, PART_OF, RELEASE, KServeEndpoint
+from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, RELEASE, KServeEndpoint, manifest
 from stages.rollout.kserve.release_pods import Pods, selector
-from stages.rollout.kserve.settings import Scaling
 from stages.rollout.target import Replicas
 
 SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
@@ -34,43 +33,36 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
     """Build the autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its
     pods. There are *least* replicas or, if that is None, ``scaling.minimum``."""
     scaling = endpoint.settings.scaling
-    return {
-        "apiVersion": SCALED_OBJECTS.api_version,
-        "kind": SCALED_OBJECTS.name,
-        "metadata": {
-            "name": deployment,
-            "namespace": endpoint.namespace,
-            "labels": PART_OF | {ENDPOINT: endpoint.name, RELEASE: release},
-        },
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
-            "minReplicaCount": scaling.minimum if least is None else least,
-            "maxReplicaCount": scaling.maximum,
-            "pollingInterval": POLL_S,
-            "fallback": {
-                "failureThreshold": FAILURES,
-                "replicas": scaling.minimum,
-                "behavior": "currentReplicasIfHigher",
-            },
-            # KServe removes an autoscaler that is called like its Deployment, and KEDA refuses more than 63 characters,
-            # also in the name that it would choose itself: keda-hpa-<deployment>.
-            "advanced": {
-                "horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": _behavior(scaling)}
-            },
-            "triggers": [
-                {
-                    "type": "prometheus",
-                    "metricType": "AverageValue",
-                    "metadata": {
-                        "serverAddress": endpoint.settings.prometheus,
-                        "query": load_query(endpoint, release),
-                        "threshold": str(scaling.concurrency),
-                        "ignoreNullValues": "false",  # a missing value does not mean an idle release
-                    },
-                }
-            ],
-        },
+    # At most twice the replicas, and at most one replica less, in a minute.
+    double = {"type": "Percent", "value": 100, "periodSeconds": 60}
+    one_less = {"type": "Pods", "value": 1, "periodSeconds": 60}
+    behavior = {
+        "scaleUp": {"stabilizationWindowSeconds": scaling.scale_up_window_s, "policies": [double]},
+        "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_delay_s, "policies": [one_less]},
     }
+    query = {
+        "serverAddress": endpoint.settings.prometheus,
+        "query": load_query(endpoint, release),
+        "threshold": str(scaling.concurrency),
+        "ignoreNullValues": "false",  # a missing value does not mean an idle release
+    }
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
+        "minReplicaCount": scaling.minimum if least is None else least,
+        "maxReplicaCount": scaling.maximum,
+        "pollingInterval": POLL_S,
+        "fallback": {
+            "failureThreshold": FAILURES,
+            "replicas": scaling.minimum,
+            "behavior": "currentReplicasIfHigher",
+        },
+        # KServe removes an autoscaler that is called like its Deployment, and KEDA refuses more than 63 characters,
+        # also in the name that it would choose itself: keda-hpa-<deployment>.
+        "advanced": {"horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": behavior}},
+        "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": query}],
+    }
+    labels = {ENDPOINT: endpoint.name, RELEASE: release}
+    return manifest(SCALED_OBJECTS, endpoint, spec, name=deployment, labels=labels)
 
 
 def load_query(endpoint: KServeEndpoint, release: str) -> str:
@@ -83,16 +75,6 @@ def load_query(endpoint: KServeEndpoint, release: str) -> str:
     now = " + ".join(f"sum({metric}{of})" for metric in LOAD)
     lately = f"sum(rate({SPENT}{of}[1m]))"
     return f"({now} > {lately}) or {lately} or ({now})"
-
-
-def _behavior(scaling: Scaling) -> Object:
-    """At most twice the replicas, and at most one replica less, in a minute."""
-    double = {"type": "Percent", "value": 100, "periodSeconds": 60}
-    one_less = {"type": "Pods", "value": 1, "periodSeconds": 60}
-    return {
-        "scaleUp": {"stabilizationWindowSeconds": scaling.scale_up_window_s, "policies": [double]},
-        "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_delay_s, "policies": [one_less]},
-    }
 
 
 def lacking(scaled: Object) -> str:

@@ -1,29 +1,42 @@
-"""Detects how a cluster's KServe is set up, and which mode it serves in."""
+"""Detects how a cluster's KServe is set up and which mode it serves in, and makes the rollout's target there.
+
+The mode that serves a model now is kept, whatever KServe would choose today: otherwise an upgrade of KServe would make
+a second set of objects beside those that serve. What serves shows its mode itself, see ``Mode.owns``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
+from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, NotInstalled
+from stages.parts.base.log import say
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Kind, Object
 from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.modes import AUTO, MODES, Mode, all_modes, mode_named
-from stages.rollout.kserve.objects import ISVCS
+from stages.rollout.kserve.objects import ISVCS, MODEL, PART_OF, RUNTIME, KServeEndpoint
 from stages.rollout.kserve.settings import KServe
+
+if TYPE_CHECKING:
+    from stages.rollout.kserve.target import KServeTarget
 
 NAMESPACE: Final = "kserve"
 CONFIG: Final = "inferenceservice-config"
 CONTROLLER: Final = "kserve-controller-manager"
 CRD: Final = f"{ISVCS.plural}.{ISVCS.group}"
+RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")
+POLL_S: Final = 0.5
 SET_MODE: Final = f"set kserve.mode to one of {', '.join(MODES)}"
 """A hint."""
+MOVE: Final = "to move it: slipway rollout move, see docs/rollout.md"
 
 
 @dataclass(frozen=True)
@@ -96,12 +109,8 @@ class Setup:
 
 
 def detect(cluster: Cluster, settings: KServe) -> Installation:
-    """How traffic is split on *cluster*.
-
-    Raises:
-        NotInstalled: the cluster has no KServe, or lacks what the mode needs.
-        ConfigError: the mode can't work there; the message says why and what to do.
-    """
+    """Find out how traffic is split on *cluster*. Raises NotInstalled if it has no KServe, or lacks what the mode
+    needs; ConfigError if the mode can't work there: why, and what to do."""
     setup = Setup(cluster, settings)
     setup.require(ISVCS)
     mode = setup.chosen()
@@ -109,20 +118,61 @@ def detect(cluster: Cluster, settings: KServe) -> Installation:
     return as_configured(mode.name, settings, setup.ingress)
 
 
-def other_default(cluster: Cluster, settings: KServe, served: str) -> str | None:
-    """Find the mode of models that are not served yet, if it is known and not *served*."""
-    if settings.mode == AUTO:
-        with contextlib.suppress(ConfigError, NotInstalled):
-            mode = Setup(cluster, settings).chosen().name
-            return mode if mode != served else None
-    return None
-
-
 def as_configured(mode: str, settings: KServe, ingress: Mapping[str, Any]) -> Installation:
     """Read ``ingress`` in KServe's own configuration; where it says nothing, KServe's default holds."""
     gateway = settings.gateway or str(ingress.get("kserveIngressGateway", "kserve/kserve-ingress-gateway"))
     template = str(ingress.get("domainTemplate") or "{{ .Name }}-{{ .Namespace }}.{{ .IngressDomain }}")
     return Installation(mode, gateway, str(ingress.get("ingressDomain") or "example.com"), template)
+
+
+def serving_kinds() -> list[Kind]:
+    """List the kinds of objects that serve in any mode."""
+    return list(dict.fromkeys(mode.services for mode in all_modes()))
+
+
+def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[str, list[str]]]:
+    """List the names of the objects that serve, by model and by mode."""
+    names: dict[str, dict[str, list[str]]] = {}
+    for mode, service in _services(cluster, namespace):
+        if model := service["metadata"].get("annotations", {}).get(MODEL):
+            names.setdefault(model, {}).setdefault(mode.name, []).append(service["metadata"]["name"])
+    return names
+
+
+def kept_mode(cluster: Cluster, model: str, mode_set: str, namespace: str | None = None) -> str | None:
+    """Find the mode in which *model* is served, if it is; raise Conflict if it is served in two modes at once, or in
+    another one than *mode_set*, which is ``KServe.mode``."""
+    modes = served_modes(cluster, namespace).get(model, {})
+    if len(modes) > 1:
+        listed = " and ".join(f"{mode} ({', '.join(names)})" for mode, names in modes.items())
+        raise Conflict(
+            f"{model} is served in two modes at once: {listed}",
+            hint="slipway rollout move completes a move; or keep one: "
+            f"kubectl -n {namespace or cluster.namespace} delete isvc,llmisvc, with the others' names",
+        )
+    mode = next(iter(modes), None)
+    if mode and mode_set not in (AUTO, mode):
+        raise Conflict(
+            f"{model} is served in mode {mode}, and kserve.mode says {mode_set}",
+            hint=f"set kserve.mode to auto or {mode}; {MOVE}",
+        )
+    return mode
+
+
+def in_mode(settings: KServe, mode: str | None) -> KServe:
+    return settings.model_copy(update={"mode": mode}) if mode else settings
+
+
+def _services(cluster: Cluster, namespace: str | None) -> Iterator[tuple[Mode, Object]]:
+    """Yield our objects that serve, each with its mode."""
+    selector = ",".join(f"{name}={value}" for name, value in PART_OF.items())
+    for kind in serving_kinds():
+        # Most clusters have InferenceServices alone, and whoever may not see other kinds makes none.
+        with contextlib.suppress(*(() if kind == ISVCS else (Absent, AccessDenied))):
+            for service in cluster.list(kind, namespace, labels=selector)[0]:
+                owners = (mode for mode in all_modes() if mode.services == kind and mode.owns(service))
+                if mode := next(owners, None):
+                    yield mode, service
 
 
 def managers(controller: Object) -> list[Object]:
@@ -137,3 +187,34 @@ def version_of(controller: Object) -> tuple[int, int] | None:
     texts.append(controller["metadata"].get("labels", {}).get("app.kubernetes.io/version", ""))
     numbers = (re.match(r"v?(\d+)\.(\d+)", text) for text in texts)
     return next(((int(match[1]), int(match[2])) for match in numbers if match), None)
+
+
+def target_on(
+    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
+) -> KServeTarget:
+    """Make the target on *cluster*: in the mode that serves the model already, otherwise in that of its KServe. Raises
+    as ``stages.rollout.target.connect``."""
+    cluster.kind(ISVCS.api_version, ISVCS.name)
+    served = kept_mode(cluster, store.model, settings.mode)
+    if served and settings.mode == AUTO:
+        with contextlib.suppress(ConfigError, NotInstalled):  # what KServe would choose today need not work
+            if (default := Setup(cluster, settings).chosen().name) != served:
+                say(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}")
+    return target_in(cluster, store, serving, in_mode(settings, served), poll_s=poll_s)
+
+
+def target_in(
+    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
+) -> KServeTarget:
+    """Make the target in the mode of *settings*, whatever serves the model now; raises as ``target_on``."""
+    installation = detect(cluster, settings)
+    mode = mode_named(installation.mode)
+    if mode.needs_runtime:
+        try:
+            cluster.get(RUNTIMES, RUNTIME)
+        except Absent as error:
+            raise NotInstalled(
+                f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
+                hint="slipway install, or kubectl apply -k manifests/kserve",
+            ) from error
+    return mode.target(cluster, KServeEndpoint(store, serving, settings, cluster.namespace), installation, poll_s)

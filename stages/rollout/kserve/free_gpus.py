@@ -5,7 +5,6 @@ only when its time to start is over, and a quota shows its refusal nowhere near 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Final
 
 from stages.parts.base.errors import AccessDenied, NotEnoughGpus
@@ -25,13 +24,9 @@ POOLS: Final = (
 
 
 def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, present: int = 0) -> None:
-    """Check that ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas and, where the
-    caller may list nodes and pods, by the nodes that match. Nodes that a cloud may add are not counted on, nor held
-    against it. The release has *present* pods already.
-
-    Raises:
-        NotEnoughGpus: how many are missing, and where.
-    """
+    """Raise NotEnoughGpus unless ``scaling.minimum`` replicas of *release* get their GPUs, by the namespace's quotas
+    and, where the caller may list nodes and pods, by the nodes that match. Nodes that a cloud may add are not counted
+    on, nor held against it. The release has *present* pods already."""
     settings = endpoint.settings
     gpu, pods = settings.gpu, settings.scaling.minimum - present
     if gpu is None or pods <= 0:
@@ -47,8 +42,12 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, pres
             )
 
     with contextlib.suppress(AccessDenied):
-        for name, left in _quotas(cluster, gpu):
-            check(pods * gpus - left, f"the quota {name} leaves {max(left, 0)}")
+        for quota in cluster.list(QUOTAS)[0]:
+            status, spec = quota.get("status", {}), quota.get("spec", {})
+            hard = status.get("hard", spec.get("hard", {})).get(f"requests.{gpu}")
+            if hard is not None and not spec.get("scopes") and not spec.get("scopeSelector"):  # it limits all pods
+                left = int(hard) - int(status.get("used", {}).get(f"requests.{gpu}", 0))
+                check(pods * gpus - left, f"the quota {quota['metadata']['name']} leaves {max(left, 0)}")
     with contextlib.suppress(AccessDenied):
         nodes = cluster.list(NODES)[0]
         if nodes and not any(label in node["metadata"].get("labels", {}) for node in nodes for label in POOLS):
@@ -60,12 +59,3 @@ def check_room(cluster: Cluster, endpoint: KServeEndpoint, release: str, *, pres
             listed = ", ".join(map(str, left_on)) or "none"
             missing = (pods - sum(left // gpus for left in left_on)) * gpus
             check(missing, f"the {len(left_on)} nodes that match have {listed} free")
-
-
-def _quotas(cluster: Cluster, gpu: str) -> Iterator[tuple[str, int]]:
-    """Yield the name of each quota that limits GPUs of all pods, and what it leaves."""
-    for quota in cluster.list(QUOTAS)[0]:
-        status, spec = quota.get("status", {}), quota.get("spec", {})
-        hard = status.get("hard", spec.get("hard", {})).get(f"requests.{gpu}")
-        if hard is not None and not spec.get("scopes") and not spec.get("scopeSelector"):
-            yield quota["metadata"]["name"], int(hard) - int(status.get("used", {}).get(f"requests.{gpu}", 0))

@@ -20,20 +20,9 @@ from stages.parts.releases.split import Split
 from stages.parts.vllm.host import START_S
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import (
-    DEPLOYMENT_MODE,
-    ISVC_LABEL,
-    ISVCS,
-    RELEASE,
-    REVISION,
-    KServeEndpoint,
-    condition,
-    disruption_budget,
-    release_of,
-    revision_of,
-)
+from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, release_of, revision_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget
-from stages.rollout.target import Replicas, tried_already
+from stages.rollout.target import Replicas, needed, tried_already
 
 NAMES: Final = ("Serverless", "Knative")
 """KServe's deployment mode, by its old name, which every version understands, and its new one."""
@@ -59,14 +48,14 @@ def predictor(endpoint: KServeEndpoint, release: str) -> Object:
 
 
 def inference_service(endpoint: KServeEndpoint, predictor: Object) -> Object:
-    annotations = {DEPLOYMENT_MODE: NAMES[0], "serving.kserve.io/enable-tag-routing": "true"}
-    return objects.inference_service(endpoint, {"predictor": predictor}, annotations)
+    annotations = {objects.DEPLOYMENT_MODE: NAMES[0], "serving.kserve.io/enable-tag-routing": "true"}
+    return objects.manifest(ISVCS, endpoint, {"predictor": predictor}, annotations=annotations)
 
 
 def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     *stable, release = shares
     share = {PERCENT: min(shares[release], NEARLY_ALL)} if stable else {}
-    return [inference_service(endpoint, predictor(endpoint, release) | share), disruption_budget(endpoint)]
+    return [inference_service(endpoint, predictor(endpoint, release) | share), objects.disruption_budget(endpoint)]
 
 
 class KnativeTarget(OneServiceTarget):
@@ -142,7 +131,7 @@ class KnativeTarget(OneServiceTarget):
             if first and latest in (None, release):
                 self.remove_all()
             elif service:
-                raise self.refusal(release)
+                raise needed(self.endpoint.store, release)
             return
         if latest == release:
             self.shift(release, 0, back=True)
@@ -188,20 +177,19 @@ class KnativeTarget(OneServiceTarget):
             raise Conflict(f"{release} is not the canary, but {release_of(latest)} is", hint=AGAIN)
         return service, latest
 
-    def _revisions(self) -> dict[str, dict[str, str]]:
-        """Read the labels of each revision by its name."""
-        revisions, _ = self.cluster.list(REVISIONS, labels=f"{ISVC_LABEL}={self.endpoint.name}")
-        return {revision["metadata"]["name"]: revision["metadata"].get("labels", {}) for revision in revisions}
+    def _revisions(self) -> dict[str, Object]:
+        """Read the metadata of each revision by its name: it has the labels of the predictor that it was made of."""
+        revisions, _ = self.cluster.list(REVISIONS, labels=f"{objects.ISVC_LABEL}={self.endpoint.name}")
+        return {revision["metadata"]["name"]: revision["metadata"] for revision in revisions}
 
     def _releases(self) -> dict[str, str]:
         """Find the release that each revision serves."""
-        return {name: labels[RELEASE] for name, labels in self._revisions().items() if RELEASE in labels}
+        return {name: release for name, made in self._revisions().items() if (release := release_of(made))}
 
     def _revision(self, predictor: Object) -> str | None:
         """Find the newest revision of a predictor."""
-        identity = revision_of(predictor), release_of(predictor)
-        revisions = self._revisions().items()
-        alike = [name for name, labels in revisions if (labels.get(REVISION, ""), labels.get(RELEASE)) == identity]
+        wanted = revision_of(predictor), release_of(predictor)
+        alike = [name for name, made in self._revisions().items() if (revision_of(made), release_of(made)) == wanted]
         return max(alike, default=None)
 
     def _stable(self, service: Object) -> str | None:
@@ -246,7 +234,7 @@ MODE = Mode(
     name="knative",
     target=KnativeTarget,
     services=ISVCS,
-    owns=lambda service: service["metadata"].get("annotations", {}).get(DEPLOYMENT_MODE) in NAMES,
+    owns=lambda service: service["metadata"].get("annotations", {}).get(objects.DEPLOYMENT_MODE) in NAMES,
     suits=lambda setup: setup.default_mode in NAMES,
     check=lambda setup: setup.require(REVISIONS),
     render=render,

@@ -61,9 +61,6 @@ def all_modes() -> list[Mode]:
 
 def render(endpoint: KServeEndpoint, release: str, stable: str | None, mode: str, percent: int) -> list[Object]:
     """Render, without a cluster, all objects while *release* has *percent* % of the traffic beside *stable*, or all of
-    it if *stable* is None. Gateway and domain, where a mode names them, are KServe's defaults.
-
-    Raises:
-        ConfigError: an argument for vLLM can't be passed through KServe.
-    """
+    it if *stable* is None. Gateway and domain, where a mode names them, are KServe's defaults. Raises ConfigError if
+    an argument for vLLM can't be passed through KServe."""
     return mode_named(mode).render(endpoint, {stable: 100 - percent, release: percent} if stable else {release: 100})

@@ -21,15 +21,13 @@ from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import remember_at_once
-from stages.rollout.drills import Answers, access_to, answers
-from stages.rollout.kserve.connect import POLL_S, target_in
-from stages.rollout.kserve.kept import in_mode, served_modes
+from stages.rollout.drills import Answers, access_to, answers, seconds_until
+from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
-from stages.rollout.resume import SCHEDULED_S
+from stages.rollout.resume import SCHEDULED_S, another_under_way
 from stages.rollout.steady_load import SteadyLoad
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 1.0
@@ -76,7 +74,7 @@ def move(
     """
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
         if journal := under_way(store):
-            raise Conflict(f"the rollout of {journal.release} is under way", hint="let it end, or give it up")
+            raise another_under_way(store, journal)
         before, release = _served(cluster, store, mode)
         if before == mode:
             return Moved(release=release, before=before, mode=mode, seconds=0, answers=None)
@@ -102,7 +100,7 @@ def move(
         reason = f"served in mode {mode}, no longer {before}"
         new.announce("ModeMoved", f"{release}: {reason}")
         act = Act(by=user, what="began", at=began)
-        remember_at_once(store, "settings", release, release, reason, act, releases.headline(store, release))
+        releases.remember_at_once(store, "settings", release, release, reason, act)
     took_s = (datetime.now().astimezone() - began).total_seconds()
     return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))
 
@@ -125,7 +123,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
     """Wait until the new mode's servers answer; if they don't, remove them."""
     new.check_room(release)
     with _undone(old, new, release):
-        _say(f"starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
+        say(f"rollout: starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
         began_s = last_line_s = time.monotonic()
         deadline = began_s + SCHEDULED_S + new.startup_s(release)
@@ -134,7 +132,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
                 raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")
             if time.monotonic() > last_line_s + WAITING_S:
                 last_line_s = time.monotonic()
-                _say(f"{why} ({last_line_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
+                say(f"rollout: {why} ({last_line_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
             time.sleep(new.poll_s)
 
 
@@ -153,9 +151,9 @@ def _hand_over(load: SteadyLoad, old: KServeTarget, new: KServeTarget, release: 
     with _undone(old, new, release):
         new.promote(release)
         old.leave_host()
-        _say(f"mode {new.installation.mode} has the host name")
+        say(f"rollout: mode {new.installation.mode} has the host name")
         _until_answered(load, time.monotonic(), f"no request is answered in mode {new.installation.mode}")
-    _say(f"removing what mode {old.installation.mode} left")
+    say(f"rollout: removing what mode {old.installation.mode} left")
     old.remove_services()
     new.wait_for_propagation(release, 100)
 
@@ -166,29 +164,25 @@ def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None
     try:
         yield
     except BaseException:
-        _say(f"going back to mode {old.installation.mode}")
+        say(f"rollout: going back to mode {old.installation.mode}")
         try:
             old.promote(release)
             new.leave_host()
             new.remove_services()
         except SlipwayError as error:
-            _say(f"could not go back: {error}; slipway rollout move goes on with it")
+            say(f"rollout: could not go back: {error}; slipway rollout move goes on with it")
         raise
 
 
 def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
     """Wait for a good answer to a request sent after *since_s*."""
-    deadline = time.monotonic() + ANSWER_S
-    while time.monotonic() < deadline:
-        if any(not reply.error for reply in load.replies() if reply.sent_s >= since_s):
-            return
-        time.sleep(LOOK_S)
-    errors = [reply.error for reply in load.replies() if reply.error]
-    raise DrillFailed(
-        f"{failure}: {errors[-1] if errors else 'none came back'}",
-        hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
-    )
 
+    def answered() -> bool:
+        return any(not reply.error for reply in load.replies() if reply.sent_s >= since_s)
 
-def _say(text: str) -> None:
-    say(f"rollout: {text}")
+    if seconds_until(answered, time.monotonic(), ANSWER_S, LOOK_S) is None:
+        errors = [reply.error for reply in load.failed()]
+        raise DrillFailed(
+            f"{failure}: {errors[-1] if errors else 'none came back'}",
+            hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
+        )

@@ -19,7 +19,7 @@ from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
-from stages.parts.endpoint.offered import OFFERED
+from stages.parts.endpoint.routing import OFFERED
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
@@ -27,6 +27,7 @@ from stages.parts.vllm.host import SERVER_BYTES, gpu_memory_bytes, shared_bytes
 from stages.rollout.kserve.settings import KServe
 
 ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
+BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 RUNTIME: Final = "slipway-vllm"
 """The ServingRuntime in ``manifests/kserve``."""
 SHARED: Final = "shm"
@@ -92,15 +93,13 @@ class KServeEndpoint:
 
 
 def endpoint_name(model: str, namespace: str) -> str:
-    """Name the InferenceService: the model's name in DNS letters, with a digest, since two names may become alike.
-
-    The longer the *namespace*'s name, the shorter: mode ``standard`` has a host for each release, too.
-    """
+    """Name the InferenceService: the model's name in DNS letters, with a digest, since two names may become alike. The
+    longer the *namespace*'s name, the shorter: mode ``standard`` has a host for each release, too."""
     slug = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     slug = slug if slug[:1].isalpha() else f"m-{slug}"
     digest = hashlib.sha256(model.encode()).hexdigest()[:HASH_CHARACTERS]
     room = room_for_name(f"-{LONGEST_PREDICTOR}", namespace)
-    return _shortened(slug, digest, max(LEAST_CHARACTERS, min(NAME_CHARACTERS, room)))
+    return shortened(f"{slug}-{digest}", max(LEAST_CHARACTERS, min(NAME_CHARACTERS, room)))
 
 
 def predictor_name(release: str) -> str:
@@ -114,22 +113,14 @@ def room_for_name(suffix: str, namespace: str) -> int:
     return LABEL_CHARACTERS - len(f"{suffix}-predictor-{namespace}")
 
 
-def shortened(endpoint: KServeEndpoint, characters: int) -> str:
-    """Shorten the endpoint's name to at most that many characters."""
-    slug, _, digest = endpoint.name.rpartition("-")
-    return _shortened(slug, digest, characters)
-
-
-def _shortened(slug: str, digest: str, characters: int) -> str:
+def shortened(name: str, characters: int) -> str:
+    """Shorten an endpoint's name to at most that many characters; its digest stays."""
+    slug, _, digest = name.rpartition("-")
     return f"{slug[: characters - len(digest) - 1].strip('-')}-{digest}"
 
 
 def predictor(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
-    """Build ``spec.predictor`` of the stable release; *drained* as for ``pod_fields``.
-
-    Raises:
-        ConfigError: an argument for vLLM can't be passed through KServe.
-    """
+    """Build ``spec.predictor`` of the stable release; *drained* as for ``pod_fields``. Raises as ``container``."""
     model: Object = {
         "name": "",  # without it KServe refuses a canary
         "modelFormat": {"name": "vLLM"},
@@ -165,34 +156,30 @@ def condition(body: Object, name: str) -> bool:
     return any(entry["type"] == name and entry["status"] == "True" for entry in conditions)
 
 
-def inference_service(
+def manifest(
+    kind: Kind,
     endpoint: KServeEndpoint,
     spec: Object,
-    annotations: dict[str, str],
     *,
     name: str = "",
     labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
 ) -> Object:
-    """Build a whole InferenceService, with these *annotations* and *labels* beside those that every mode sets. It is
-    called like the endpoint unless it has a *name*."""
-    return {
-        "apiVersion": ISVCS.api_version,
-        "kind": ISVCS.name,
-        "metadata": {
-            "name": name or endpoint.name,
-            "namespace": endpoint.namespace,
-            "labels": PART_OF | (labels or {}),
-            "annotations": {MODEL: endpoint.store.model} | annotations,
-        },
-        "spec": spec,
+    """Build an object in the endpoint's namespace, with these *labels* beside ``PART_OF``. It is called like the
+    endpoint unless it has a *name*. One with *annotations* names the model in another one."""
+    metadata: Object = {
+        "name": name or endpoint.name,
+        "namespace": endpoint.namespace,
+        "labels": PART_OF | (labels or {}),
     }
+    if annotations is not None:
+        metadata["annotations"] = {MODEL: endpoint.store.model} | annotations
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "spec": spec}
 
 
 def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
-    """Build the annotation that keeps KServe's own autoscalers away.
-
-    With "keda" a canary would get a ScaledObject without triggers, which also blocks the stable release's.
-    """
+    """Build the annotation that keeps KServe's own autoscalers away. With "keda" a canary would get a ScaledObject
+    without triggers, which also blocks the stable release's."""
     return {AUTOSCALER: "external" if endpoint.settings.prometheus else "none"}
 
 
@@ -215,12 +202,7 @@ def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: 
 
 def disruption_budget(endpoint: KServeEndpoint) -> Object:
     """Nodes are drained one replica at a time. With ``minAvailable`` and one replica, no node could be drained."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": endpoint.name, "namespace": endpoint.namespace, "labels": dict(PART_OF)},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {ENDPOINT: endpoint.name}}},
-    }
+    return manifest(BUDGETS, endpoint, {"maxUnavailable": 1, "selector": {"matchLabels": {ENDPOINT: endpoint.name}}})
 
 
 def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
@@ -250,7 +232,8 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
 
 
 def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drained: bool = True) -> Object:
-    """Build what defines the container that serves; *drained* as for ``pod_fields``."""
+    """Build what defines the container that serves; *drained* as for ``pod_fields``. Raises ConfigError if an argument
+    for vLLM can't be passed through KServe."""
     settings, serving = endpoint.settings, endpoint.serving_of(release)
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
     resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}

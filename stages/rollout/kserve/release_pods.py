@@ -110,7 +110,9 @@ class Pods:
             raise TransientError(f"{release} has no pod that is ready")
         for pod in ready:
             name = pod["metadata"]["name"]
-            text = read_metrics(f"http://{pod['status']['podIP']}:{_port(pod)}", name)
+            servers = [container for container in pod["spec"]["containers"] if container["name"] in SERVERS]
+            port = next((server["ports"][0]["containerPort"] for server in servers if server.get("ports")), PORT)
+            text = read_metrics(f"http://{pod['status']['podIP']}:{port}", name)
             families = text_string_to_metric_families(text)
             last[f"{name} {_restarts(pod)}"] = [sample for family in families for sample in family.samples]
         return [sample for samples in last.values() for sample in samples]
@@ -181,10 +183,3 @@ def _waiting(pod: Object) -> str:
         if entry["type"] == "PodScheduled" and entry["status"] == "False":
             return f"no node has room for it: {entry.get('message', '')}"
     return ""
-
-
-def _port(pod: Object) -> int:
-    for container in pod["spec"]["containers"]:
-        if container["name"] in SERVERS and container.get("ports"):
-            return int(container["ports"][0]["containerPort"])
-    return PORT

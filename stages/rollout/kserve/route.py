@@ -8,35 +8,14 @@ from typing import Final
 
 from stages.parts.base.errors import ConfigError, Conflict
 from stages.parts.cluster.kinds import Object
-from stages.parts.releases.split import Split
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.applied import SERVICES, refuse_foreign
+from stages.rollout.kserve.applied import HTTP_ROUTES, SERVICES, refuse_foreign, shares
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import as_configured
-from stages.rollout.kserve.http_route import HTTP_ROUTES, lacking, share, shares, unprogrammed
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import (
-    AUTOSCALER,
-    DEPLOYMENT_MODE,
-    ENDPOINT,
-    ISVCS,
-    LEAST_CHARACTERS,
-    MODEL,
-    PART_OF,
-    KServeEndpoint,
-    autoscaler_class,
-    condition,
-    disruption_budget,
-    predictor,
-    predictor_name,
-    release_of,
-    revision_of,
-    room_for_name,
-    route_spec,
-    shortened,
-)
+from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, revision_of
 from stages.rollout.kserve.standard import NAMES
-from stages.rollout.kserve.target import AGAIN, ServicePerReleaseTarget, check_reconciled
+from stages.rollout.kserve.target import ServicePerReleaseTarget, check_reconciled
 
 SERVICE_PORT: Final = 80
 
@@ -50,13 +29,13 @@ def service_name(endpoint: KServeEndpoint, release: str) -> str:
     """Name a release's InferenceService. KServe calls its Deployment ``<this>-predictor``, as no other mode's is
     called, and its host ``<this>-predictor-<namespace>``, which is one label of DNS."""
     suffix = f"-{predictor_name(release)}-route"
-    room = room_for_name(suffix, endpoint.namespace)
-    if room < LEAST_CHARACTERS:
+    room = objects.room_for_name(suffix, endpoint.namespace)
+    if room < objects.LEAST_CHARACTERS:
         raise ConfigError(
             f"the namespace {endpoint.namespace} is too long for the host names that KServe makes of it",
-            hint=f"one of at most {len(endpoint.namespace) + room - LEAST_CHARACTERS} characters has room",
+            hint=f"one of at most {len(endpoint.namespace) + room - objects.LEAST_CHARACTERS} characters has room",
         )
-    return shortened(endpoint, room) + suffix
+    return objects.shortened(endpoint.name, room) + suffix
 
 
 def deployment(endpoint: KServeEndpoint, release: str) -> str:
@@ -66,10 +45,10 @@ def deployment(endpoint: KServeEndpoint, release: str) -> str:
 
 def inference_service(endpoint: KServeEndpoint, release: str) -> Object:
     # The old name of the deployment mode, which every version understands.
-    annotations = {DEPLOYMENT_MODE: "RawDeployment"} | autoscaler_class(endpoint)
-    labels = {"networking.kserve.io/visibility": "cluster-local", ENDPOINT: endpoint.name}
-    spec = {"predictor": predictor(endpoint, release)}
-    return objects.inference_service(endpoint, spec, annotations, name=service_name(endpoint, release), labels=labels)
+    annotations = {objects.DEPLOYMENT_MODE: "RawDeployment"} | objects.autoscaler_class(endpoint)
+    labels = {"networking.kserve.io/visibility": "cluster-local", objects.ENDPOINT: endpoint.name}
+    spec, name = {"predictor": objects.predictor(endpoint, release)}, service_name(endpoint, release)
+    return objects.manifest(ISVCS, endpoint, spec, name=name, labels=labels, annotations=annotations)
 
 
 def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: list[tuple[str, int, int]]) -> Object:
@@ -79,17 +58,9 @@ def http_route(endpoint: KServeEndpoint, gateway: str, hostname: str, weights: l
         {"group": "", "kind": "Service", "name": service, "port": port, "weight": percent}
         for service, port, percent in weights
     ]
-    return {
-        "apiVersion": HTTP_ROUTES.api_version,
-        "kind": HTTP_ROUTES.name,
-        "metadata": {
-            "name": route_name(endpoint),
-            "namespace": endpoint.namespace,
-            "labels": dict(PART_OF),
-            "annotations": {MODEL: endpoint.store.model, "slipway/mode": "route"},
-        },
-        "spec": route_spec(endpoint, gateway, hostname, backends),
-    }
+    spec = objects.route_spec(endpoint, gateway, hostname, backends)
+    annotations = {"slipway/mode": "route"}
+    return objects.manifest(HTTP_ROUTES, endpoint, spec, name=route_name(endpoint), annotations=annotations)
 
 
 def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
@@ -100,7 +71,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     return [
         *(inference_service(endpoint, release) for release in shares),
         http_route(endpoint, installation.gateway, hostname, weights),
-        disruption_budget(endpoint),
+        objects.disruption_budget(endpoint),
         *scaled_objects(endpoint, deployments),
     ]
 
@@ -109,20 +80,15 @@ class RouteTarget(ServicePerReleaseTarget):
     def regarding(self) -> Object | None:
         return self._route()
 
-    def release_served(self, service: Object) -> str | None:
-        return release_of(service["spec"]["predictor"])
-
     def service_name(self, release: str) -> str:
         return service_name(self.endpoint, release)
 
     def deployment(self, release: str) -> str:
         return deployment(self.endpoint, release)
 
-    def stable_of(self, services: dict[str, Object]) -> str | None:
-        route = self._route()
-        return self._stable(services, route) if route else None
-
-    def _stable(self, services: dict[str, Object], route: Object) -> str:
+    def stable_of(self, services: Mapping[str, Object]) -> str | None:
+        if (route := self._route()) is None:
+            return None
         first = _backends(route)[0]
         stable = next((release for release in services if self.deployment(release) == first), None)
         if stable is None:
@@ -131,25 +97,19 @@ class RouteTarget(ServicePerReleaseTarget):
             )
         return stable
 
-    def split(self) -> Split:
-        services, route = self.services(), self._route()
-        if route is None:
-            return Split(None)
-        stable = self._stable(services, route)
-        others = [release for release in services if release != stable]
-        weighted = [release for release in others if self.deployment(release) in _backends(route)]
-        if not others:
-            return Split(stable)
-        canary = (weighted or others[-1:])[0]
-        return Split(stable, canary, share(route, self.deployment(canary)))
+    def route_of(self, service: Object) -> Object | None:  # noqa: ARG002
+        return self._route()
+
+    def backend_of(self, service: Object) -> str:
+        return f"{service['metadata']['name']}-predictor"
 
     def deploy(self, release: str) -> None:
         self.clear_the_way(release)
         former = self.objects.ours(name=self.service_name(release))
         body = inference_service(self.endpoint, release)
         # Another autoscaler class would restart its pods.
-        if former and former["metadata"]["annotations"].get(AUTOSCALER) == "external":
-            body["metadata"]["annotations"][AUTOSCALER] = "external"
+        if former and former["metadata"]["annotations"].get(objects.AUTOSCALER) == "external":
+            body["metadata"]["annotations"][objects.AUTOSCALER] = "external"
         self.apply_companions(release, self.deployment(release), self.objects.apply(ISVCS, body, former))
 
     def ready(self, release: str) -> bool:
@@ -162,67 +122,24 @@ class RouteTarget(ServicePerReleaseTarget):
         self.service(release)
         return self.objects.service_url(self.deployment(release))
 
-    def shift(self, release: str, percent: int) -> None:
-        self.service(release)
-        route = self._route()
-        if route is None:
-            raise Conflict(f"{self.endpoint.store.model} has no route", hint=AGAIN)
-        stable = self._stable(self.services(), route)
-        if stable == release:
-            raise Conflict(f"{release} is the stable release", hint=AGAIN)
-        if shares(route).get(self.deployment(release)) != percent or unprogrammed(route):
-            self._split(route, {stable: 100 - percent, release: percent})
-        elif self.has_propagated(release, percent):
-            return
-        self.wait_for_propagation(release, percent)
-
-    def promote(self, release: str) -> None:
-        self.service(release)
-        route = self._route()
-        stable = self._stable(self.services(), route) if route else None
-        if stable not in (None, release):
-            self.shift(release, 100)
-            route = self._route()
-        self._split(route, {release: 100})
-        if stable is None:
-            self.wait_for_propagation(release, 100)
-        for other in self.services().keys() - {release}:
-            self.remove_service(other)
-        self.apply_companions(release, self.deployment(release), self.service(release))
-
-    def withdraw(self, release: str, *, first: bool = False) -> None:
-        services, route = self.services(), self._route()
-        stable = self._stable(services, route) if route else None
-        if stable == release:
-            if not first or services.keys() - {release}:
-                raise self.refusal(release)
-            self.objects.remove(HTTP_ROUTES, route_name(self.endpoint))
-        elif stable:
-            self._split(route, {stable: 100}, back=True)
-            self.wait_for_propagation(release, 0)
-        self.remove_service(release)
-        if not self.services():
-            self.remove_all()
+    def make_stable(self, release: str) -> None:
+        self.weigh({release: 100})
 
     def leave_host(self) -> None:
-        if route := self._route():
-            self.objects.remove(HTTP_ROUTES, route["metadata"]["name"])
+        if self._route():
+            self.objects.remove(HTTP_ROUTES, route_name(self.endpoint))
             self.wait_for_propagation("", 0)
 
-    def _split(self, former: Object | None, percent: dict[str, int], *, back: bool = False) -> None:
-        """Give each release its percentage, the stable one first, and wait until that is in force."""
+    def request_shares(self, percent: Mapping[str, int], *, back: bool) -> None:
         weights = [(self.deployment(release), self._port(release), part) for release, part in percent.items()]
         body = http_route(self.endpoint, self.installation.gateway, self.hostname, weights)
-        self.objects.apply(HTTP_ROUTES, body, former, back=back)
-        services = {name: float(part) for name, _, part in weights}
+        self.objects.apply(HTTP_ROUTES, body, self._route(), back=back)
 
-        def unfinished() -> str:
-            route = self._route()
-            if route and shares(route) != services:
-                raise Conflict("somebody else changed the route", hint=AGAIN)
-            return lacking(route, services)
-
-        self.wait_for_split(percent, unfinished)
+    def requested_shares(self, services: Mapping[str, Object]) -> Mapping[str, float] | None:
+        if (route := self._route()) is None:
+            return None
+        percent = shares(route)
+        return {release: part for release in services if (part := percent.get(self.deployment(release)))}
 
     def _port(self, release: str) -> int:
         service = self.cluster.find(SERVICES, self.deployment(release))
@@ -233,7 +150,7 @@ class RouteTarget(ServicePerReleaseTarget):
         route = self.cluster.find(HTTP_ROUTES, route_name(self.endpoint))
         if route:
             refuse_foreign(HTTP_ROUTES, route)
-            if route["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
+            if route["metadata"].get("annotations", {}).get(objects.MODEL) != self.endpoint.store.model:
                 raise Conflict(
                     f"the HTTPRoute {route['metadata']['name']} is not of {self.endpoint.store.model}",
                     hint="remove or rename it",
@@ -254,7 +171,7 @@ MODE = Mode(
     name="route",
     target=RouteTarget,
     services=ISVCS,
-    owns=lambda service: ENDPOINT in service["metadata"].get("labels", {}),
+    owns=lambda service: objects.ENDPOINT in service["metadata"].get("labels", {}),
     suits=lambda setup: setup.default_mode in NAMES,
     check=lambda setup: setup.require(HTTP_ROUTES),
     render=render,

@@ -18,28 +18,13 @@ from stages.parts.cluster.kinds import DEFINITIONS, Object
 from stages.parts.cluster.refusals import Absent
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import objects
+from stages.rollout.kserve.applied import lacking, share
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, SET_MODE, Installation, Setup, as_configured
-from stages.rollout.kserve.http_route import lacking, share
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import (
-    AUTOSCALER,
-    DEPLOYMENT_MODE,
-    ENDPOINT,
-    ISVCS,
-    LABEL_CHARACTERS,
-    LEAST_CHARACTERS,
-    LONGEST_PREDICTOR,
-    KServeEndpoint,
-    autoscaler_class,
-    condition,
-    disruption_budget,
-    predictor_name,
-    release_of,
-    revision_of,
-)
+from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget, check_reconciled
-from stages.rollout.target import tried_already
+from stages.rollout.target import needed, tried_already
 
 NAMES: Final = ("Standard", "RawDeployment")
 """KServe's deployment mode, by its new name and its old one. Versions with ``spec.canary`` need the new one."""
@@ -77,16 +62,16 @@ def check(setup: Setup) -> None:
             "traffic can't be split",
             hint="set it to false and restart KServe's controller, or set kserve.mode to route",
         )
-    shortest = "m" * LEAST_CHARACTERS + f"-{LONGEST_PREDICTOR}-predictor"
+    shortest = "m" * objects.LEAST_CHARACTERS + f"-{objects.LONGEST_PREDICTOR}-predictor"
     check_hostname(as_configured("standard", setup.settings, setup.ingress), shortest, setup.cluster.namespace)
 
 
 def check_hostname(installation: Installation, deployment: str, namespace: str) -> None:
     """Raise ConfigError if KServe can't make a host name of a release's Deployment."""
-    hostname = installation.hostname(deployment, namespace)
-    if max(map(len, hostname.split("."))) > LABEL_CHARACTERS:
+    hostname, most = installation.hostname(deployment, namespace), objects.LABEL_CHARACTERS
+    if max(map(len, hostname.split("."))) > most:
         raise ConfigError(
-            f"KServe would make the host name {hostname}, with more than {LABEL_CHARACTERS} characters in a row",
+            f"KServe would make the host name {hostname}, with more than {most} characters in a row",
             hint="a namespace with a shorter name, or a domainTemplate with a dot before {{ .Namespace }}",
         )
 
@@ -125,8 +110,8 @@ def with_replicas(predictor: Object, more: int) -> Object:
 
 
 def inference_service(endpoint: KServeEndpoint, stable: Object, canaries: Sequence[Object] = ()) -> Object:
-    annotations = {DEPLOYMENT_MODE: NAMES[0]} | autoscaler_class(endpoint)
-    return objects.inference_service(endpoint, {"predictor": stable, "canary": list(canaries)}, annotations)
+    annotations = {objects.DEPLOYMENT_MODE: NAMES[0]} | objects.autoscaler_class(endpoint)
+    return objects.manifest(ISVCS, endpoint, {"predictor": stable, "canary": list(canaries)}, annotations=annotations)
 
 
 def deployment(endpoint: KServeEndpoint, predictor: Object) -> str:
@@ -142,7 +127,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     deployments = {release: deployment(endpoint, served) for release, served in predictors.items()}
     return [
         inference_service(endpoint, stable, canaries),
-        disruption_budget(endpoint),
+        objects.disruption_budget(endpoint),
         *scaled_objects(endpoint, deployments),
     ]
 
@@ -165,7 +150,7 @@ class StandardTarget(OneServiceTarget):
         stable = service["spec"]["predictor"] if service else {}
         if service is None or route is None or release_of(stable) == release:
             canaries = service["spec"].get("canary") or [] if service and route else []
-            applied = self._apply(service, new, canaries, anew=True)
+            applied = self.objects.apply(ISVCS, inference_service(self.endpoint, new, canaries), service)
         else:
             entry = self._canary(service)
             if entry and (canary_release := release_of(entry["predictor"])) != release:
@@ -202,9 +187,7 @@ class StandardTarget(OneServiceTarget):
 
     def shift(self, release: str, percent: int, *, back: bool = False) -> None:
         service = self.service()
-        entry = self._canary(service)
-        if entry is None or release_of(entry["predictor"]) != release:
-            raise Conflict(f"{release} is not the canary", hint="deploy it first")
+        entry = self._canary_serving(service, release)
         if entry["trafficPercent"] != percent:
             self._apply(service, service["spec"]["predictor"], [canary(entry["predictor"], percent)], back=back)
         elif self.has_propagated(release, percent) and not self._lacking(entry["predictor"], percent):
@@ -218,9 +201,7 @@ class StandardTarget(OneServiceTarget):
         if release_of(stable) != release:
             self.shift(release, 100)
             service = self.service()
-            entry = self._canary(service)
-            if entry is None or release_of(entry["predictor"]) != release:
-                raise Conflict(f"{release} was taken away meanwhile", hint=AGAIN)
+            entry = self._canary_serving(service, release)
             # Its name and every field of its pods stay, so that no pod is restarted.
             alone = with_replicas(stable, -replicas(entry["predictor"]))
             bounds = {key: alone[key] for key in ("minReplicas", "maxReplicas", "timeout") if key in alone}
@@ -240,7 +221,7 @@ class StandardTarget(OneServiceTarget):
                 self.autoscalers.keep()
                 self.remove_all()
             elif service:
-                raise self.refusal(release)
+                raise needed(self.endpoint.store, release)
             return
         entry = self._canary(service)
         if entry and release_of(entry["predictor"]) == release:
@@ -255,19 +236,11 @@ class StandardTarget(OneServiceTarget):
             self.autoscalers.remove(deployment(self.endpoint, service["spec"]["predictor"]))
         super().remove_services()
 
-    def _apply(
-        self,
-        former: Object | None,
-        stable: Object,
-        canaries: Sequence[Object],
-        *,
-        anew: bool = False,
-        back: bool = False,
-    ) -> Object:
+    def _apply(self, former: Object, stable: Object, canaries: Sequence[Object], *, back: bool = False) -> Object:
+        """Change what was read. The autoscaler class stays: another one would restart the stable release's pods."""
         body = inference_service(self.endpoint, stable, canaries)
-        if former and not anew:  # another autoscaler class would restart the stable release's pods
-            annotations = former["metadata"]["annotations"]
-            body["metadata"]["annotations"][AUTOSCALER] = annotations.get(AUTOSCALER, "external")
+        annotations = former["metadata"]["annotations"]
+        body["metadata"]["annotations"][objects.AUTOSCALER] = annotations.get(objects.AUTOSCALER, "external")
         return self.objects.apply(ISVCS, body, former, back=back)
 
     def _remove_stale_autoscalers(self, service: Object) -> None:
@@ -285,6 +258,12 @@ class StandardTarget(OneServiceTarget):
                 f"{self.endpoint.name} has {len(canaries)} canaries, some of somebody else", hint="remove the others"
             )
         return canaries[0] if canaries else None
+
+    def _canary_serving(self, service: Object, release: str) -> Object:
+        entry = self._canary(service)
+        if entry is None or release_of(entry["predictor"]) != release:
+            raise Conflict(f"{release} is not the canary", hint="deploy it first")
+        return entry
 
     def _predictor(self, service: Object, release: str) -> Object:
         for served in _predictors(service):
@@ -325,8 +304,8 @@ MODE = Mode(
     target=StandardTarget,
     services=ISVCS,
     owns=lambda service: (
-        service["metadata"].get("annotations", {}).get(DEPLOYMENT_MODE) in NAMES
-        and ENDPOINT not in service["metadata"].get("labels", {})
+        service["metadata"].get("annotations", {}).get(objects.DEPLOYMENT_MODE) in NAMES
+        and objects.ENDPOINT not in service["metadata"].get("labels", {})
     ),
     suits=suits,
     check=check,

@@ -6,34 +6,40 @@ What is in force is read from statuses: a route counts only once its gateway has
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.log import say
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import Object
+from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
-from stages.rollout.kserve.applied import AppliedObjects, refuse_foreign
-from stages.rollout.kserve.audit import cluster_user, emit
+from stages.parts.releases.split import Split
+from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
-from stages.rollout.kserve.objects import ENDPOINT, ISVCS, KServeEndpoint, predictor, revision_of
+from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, release_of, revision_of
 from stages.rollout.kserve.release_pods import Pods
-from stages.rollout.target import Replicas, Target, tried_already
+from stages.rollout.target import Replicas, Target, needed, tried_already
 
 UNRECONCILED_S: Final = 60.0
 """KServe tries again meanwhile: another controller may have changed the object at the same time."""
+REFUSED: Final = re.compile(r".*Reconcile.*Error|ReconcileFailed|ConfigNotFound|CombineBaseError")
+"""The reasons of a condition by which KServe failed, or lacks a preset."""
 AGAIN: Final = "start the rollout again"
 
 
 class KServeTarget(Target):
     """See ``Target``; each mode adds how it splits traffic."""
+
+    name = KSERVE
 
     def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
         self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
@@ -41,10 +47,6 @@ class KServeTarget(Target):
         self.pods = Pods(cluster, endpoint)
         self.autoscalers = Autoscalers(self.objects, self.pods)
         self._propagated: tuple[str, int] | None = None
-
-    @property
-    def name(self) -> str:
-        return KSERVE
 
     @property
     def hostname(self) -> str:
@@ -55,9 +57,11 @@ class KServeTarget(Target):
         return cluster_user(self.cluster)
 
     def announce(self, reason: str, note: str) -> None:
-        with contextlib.suppress(SlipwayError):
+        try:
             if regarding := self.regarding():
-                emit(self.cluster, regarding, reason, note)
+                self.cluster.create(EVENTS, event(regarding, reason, note))
+        except SlipwayError as error:  # a rollout does not fail because there can be no event
+            say(f"rollout: no event {reason}: {error}")
 
     def regarding(self) -> Object | None:
         """Find the object on which people look for events, if there is one yet."""
@@ -135,14 +139,7 @@ class KServeTarget(Target):
     def remove_all(self) -> None:
         """Stop serving the model."""
         self.remove_services()
-        self.objects.remove_budget()
-
-    def refusal(self, release: str) -> Conflict:
-        """Build the refusal to withdraw the stable release."""
-        return Conflict(
-            f"{release} is the stable release of {self.endpoint.store.model}: clients would be left with nothing",
-            hint=f"slipway rollback {self.endpoint.store.model}",
-        )
+        self.objects.remove(BUDGETS, self.endpoint.name)
 
 
 class OneServiceTarget(KServeTarget):
@@ -163,15 +160,32 @@ class OneServiceTarget(KServeTarget):
 
 
 class ServicePerReleaseTarget(KServeTarget):
-    """A mode in which each release has an object of its own that serves it, called by ``service_name``."""
+    """A mode in which each release has an object of its own that serves it, called by ``service_name``, and the routes
+    of clients divide their requests among these objects."""
 
     @abstractmethod
-    def release_served(self, service: Object) -> str | None:
-        """Find the release that an object of the mode's kind serves."""
-
-    @abstractmethod
-    def stable_of(self, services: dict[str, Object]) -> str | None:
+    def stable_of(self, services: Mapping[str, Object]) -> str | None:
         """Find the stable release among these."""
+
+    @abstractmethod
+    def route_of(self, service: Object) -> Object | None:
+        """Read the route that leads to *service*; raise Conflict if it is somebody else's."""
+
+    @abstractmethod
+    def backend_of(self, service: Object) -> str:
+        """Name what the routes to *service* lead to."""
+
+    @abstractmethod
+    def request_shares(self, percent: Mapping[str, int], *, back: bool) -> None:
+        """Ask for each release's percentage of new requests, and for none for the others."""
+
+    @abstractmethod
+    def requested_shares(self, services: Mapping[str, Object]) -> Mapping[str, float] | None:
+        """Read the percentages above 0 that were asked for, by release; None if nothing shows them."""
+
+    @abstractmethod
+    def make_stable(self, release: str) -> None:
+        """Mark *release* as the stable one, with all requests; it has them already, or no release is stable."""
 
     def services(self) -> dict[str, Object]:
         """List the object that serves each release, the oldest first; those that are being removed are left out."""
@@ -181,8 +195,9 @@ class ServicePerReleaseTarget(KServeTarget):
         for service in services:
             refuse_foreign(kind, service)
         services.sort(key=lambda service: (service["metadata"]["creationTimestamp"], service["metadata"]["name"]))
-        by_release = ((self.release_served(service), service) for service in services)
-        return {release: service for release, service in by_release if release}
+        # The label of its pods stands in the predictor of an InferenceService, and in the very spec of another kind.
+        by_release = {release_of(service["spec"].get("predictor", service["spec"])): service for service in services}
+        return {release: service for release, service in by_release.items() if release}
 
     def service(self, release: str) -> Object:
         """Find the object that serves *release*; raise Conflict if there is none."""
@@ -190,6 +205,14 @@ class ServicePerReleaseTarget(KServeTarget):
         if service is None:
             raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
         return service
+
+    def split(self) -> Split:
+        services = self.services()
+        stable = self.stable_of(services)
+        canary = next((release for release in reversed(services) if release != stable), None)
+        if stable is None or canary is None:
+            return Split(stable)
+        return Split(stable, canary, share(self.route_of(services[stable]), self.backend_of(services[canary])))
 
     def clear_the_way(self, release: str) -> dict[str, Object]:
         """Remove what a first rollout left that was given up, and return the services; raise Conflict if another
@@ -202,17 +225,65 @@ class ServicePerReleaseTarget(KServeTarget):
             self.remove_service(other)
         return services
 
-    def wait_for_split(self, percent: dict[str, int], lacking: Callable[[], str]) -> None:
-        """Wait until nothing is *lacking* for these percentages by release."""
-        self.objects.wait_until(lacking, " and ".join(f"{part} % for {release}" for release, part in percent.items()))
+    def shift(self, release: str, percent: int) -> None:
+        self.service(release)
+        stable = self.stable_of(self.services())
+        if stable in (None, release):
+            raise Conflict(f"{release} is not the canary of {self.endpoint.store.model}", hint=AGAIN)
+        if not (self.has_propagated(release, percent) and self.split() == Split(stable, release, percent)):
+            self.weigh({str(stable): 100 - percent, release: percent})
+            self.wait_for_propagation(release, percent)
+
+    def promote(self, release: str) -> None:
+        self.service(release)
+        stable = self.stable_of(self.services())
+        if stable not in (None, release):
+            self.shift(release, 100)
+        self.make_stable(release)
+        if stable is None:
+            self.wait_for_propagation(release, 100)
+        self.remove_others(release)
+        self.apply_companions(release, self.deployment(release), self.service(release))
+
+    def withdraw(self, release: str, *, first: bool = False) -> None:
+        services = self.services()
+        stable = self.stable_of(services)
+        if stable == release:
+            if not first or len(services) > 1:
+                raise needed(self.endpoint.store, release)
+            self.leave_host()
+        elif stable:
+            self.weigh({stable: 100}, back=True)
+            self.wait_for_propagation(release, 0)
+        self.remove_service(release)
+        if not self.services():
+            self.remove_all()
+
+    def weigh(self, percent: Mapping[str, int], *, back: bool = False) -> None:
+        """Give each release its percentage of new requests, the others none, and wait until that is in force."""
+        self.request_shares(percent, back=back)
+
+        def unfinished() -> str:
+            services = self.services()
+            if self.requested_shares(services) not in (None, {name: part for name, part in percent.items() if part}):
+                raise Conflict(f"somebody else changed the shares of {self.endpoint.store.model}", hint=AGAIN)
+            backends = {self.backend_of(service): float(percent.get(name, 0)) for name, service in services.items()}
+            reasons = (lacking(self.route_of(service), backends) for service in services.values())
+            return next(filter(None, reasons), "")
+
+        shares = " and ".join(f"{part} % for {release}" for release, part in percent.items())
+        self.objects.wait_until(unfinished, shares)
 
     def remove_service(self, release: str) -> None:
         self.autoscalers.remove(self.deployment(release))
         self.objects.remove(mode_named(self.installation.mode).services, self.service_name(release))
 
+    def remove_others(self, release: str) -> None:
+        for other in self.services().keys() - {release}:
+            self.remove_service(other)
+
     def remove_services(self) -> None:
-        for release in self.services():
-            self.remove_service(release)
+        self.remove_others("")
 
     def client_url(self) -> str:
         return f"http://{self.hostname}"
@@ -221,7 +292,9 @@ class ServicePerReleaseTarget(KServeTarget):
 def check_reconciled(service: Object) -> None:
     """Raise ServerFailed if KServe has said for a while that it can't make what the service asks for."""
     conditions = service.get("status", {}).get("conditions", [])
-    refused = (entry for entry in conditions if entry["status"] == "False" and _is_refusal(entry.get("reason", "")))
+    refused = (
+        entry for entry in conditions if entry["status"] == "False" and REFUSED.fullmatch(entry.get("reason", ""))
+    )
     if (refusal := next(refused, None)) is None:
         return
     since = datetime.fromisoformat(refusal["lastTransitionTime"])
@@ -231,9 +304,3 @@ def check_reconciled(service: Object) -> None:
             f"KServe can't serve {name}: {refusal.get('message', '')}",
             hint=f"kubectl describe {service['kind'].lower()} {name}",
         )
-
-
-def _is_refusal(reason: str) -> bool:
-    """Whether KServe failed, or lacks a preset."""
-    failed = "Reconcile" in reason and reason.endswith("Error")
-    return failed or reason in ("ReconcileFailed", "ConfigNotFound", "CombineBaseError")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.local.resources import MachineResources, Pool, ResourceRequest, Share, request
 from stages.parts.base.errors import ConfigError
-from stages.parts.cluster.quantity import quantity
+from stages.parts.cluster.nodes import quantity
 
 
 @pytest.mark.parametrize(

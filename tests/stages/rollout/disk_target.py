@@ -24,6 +24,7 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.split import Split
 from stages.parts.vllm.prometheus import read_counters
+from stages.rollout.target import Replicas
 
 SERVER = Path(__file__).with_name("release_server.py")
 ANSWER_S = 60
@@ -55,6 +56,9 @@ class DiskTarget:
 
     def check_room(self, release: str) -> None:
         pass
+
+    def replicas(self, release: str) -> Replicas:
+        raise NotImplementedError
 
     def deploy(self, release: str) -> None:
         with self._noted("deploy"):

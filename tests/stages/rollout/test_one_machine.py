@@ -19,9 +19,8 @@ from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, Transi
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.base.workload import Slo, Workload
-from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, endpoint, stop
-from stages.parts.endpoint.envoy import Admin
-from stages.parts.endpoint.envoy_config import ROUTER
+from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, Wanted, endpoint, stop
+from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
 from stages.parts.releases.split import Split
@@ -429,7 +428,8 @@ def test_a_server_that_is_gone_is_replaced_by_a_good_release_never_by_the_canary
     up: set[str], stand_ins: dict[str, list[str]]
 ) -> None:
     backends = {name: [Backend(name, f"/{name}.sock")] for name in up}
-    made = routing(["stable", "canary"], backends, "stable", "canary", 10, "standby")
+    wanted = Wanted(stable="stable", canary="canary", percent=10, standby="standby")
+    made = routing(["stable", "canary"], backends, wanted)
     assert {name: [each.release for (each,) in order] for name, order in made.orders.items()} == stand_ins
     assert made.weights == {"stable": 90, "canary": 10}
 

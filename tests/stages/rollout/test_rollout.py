@@ -17,7 +17,7 @@ from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, Serve
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import history
+from stages.parts.releases.release import history
 from stages.parts.releases.split import Split
 from stages.rollout.state_machine import StateMachine, roll_out
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage

@@ -86,7 +86,8 @@ def look(
     window = Window(canary=NOTHING, stable=NOTHING, slices=tuple(within))
     counters = canary or told(100), stable or told(100)
     now = datetime.now(UTC)
-    return analyse(SETTINGS, Observation(percent, window, 1, *counters, earlier, agreement, 60, now, slo))
+    journal = cast(Journal, SimpleNamespace(percent=percent, windows=1, observed=earlier, settings=SETTINGS))
+    return analyse(Observation(journal, window, *counters, agreement, 60, now, slo))
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:

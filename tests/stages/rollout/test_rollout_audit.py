@@ -9,8 +9,7 @@ import pytest
 
 from stages.parts.base.errors import RolledBack
 from stages.parts.records.rollout import REQUEST, OperatorRequest
-from stages.parts.releases.history import history, user
-from stages.parts.releases.release import before
+from stages.parts.releases.release import before, history, user
 from stages.rollout.commands import abort, promote, roll_back
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage

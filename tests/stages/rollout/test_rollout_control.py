@@ -13,7 +13,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.history import history
+from stages.parts.releases.release import history
 from stages.parts.releases.split import Split
 from stages.rollout.commands import abort, promote, roll_back
 from stages.rollout.observation import BURST
@@ -127,7 +127,7 @@ def test_a_rollout_whose_canary_hangs_can_be_given_up_during_a_look(stage: Stage
     assert abort(stage.store, stage.target) == NEXT
     thread.join(60)
     assert ended == [f"{NEXT} was rolled back: given up by a person"]
-    assert read_journal(stage.store).window.to_canary.sent == BURST, "those of one look"
+    assert read_journal(stage.store).window.sent("canary") == BURST, "those of one look"
 
 
 def test_a_canary_that_somebody_promotes_while_it_is_observed_stays_promoted(stage: Stage) -> None:

@@ -14,8 +14,7 @@ import pytest
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint.endpoint import WANTED, Endpoint, Wanted, endpoint
 from stages.parts.records.rollout import LOCK
-from stages.parts.releases.history import history
-from stages.parts.releases.release import METRICS
+from stages.parts.releases.release import METRICS, history
 from stages.parts.vllm.client import answer
 from tests.samples import engine
 from tests.serving import (

@@ -32,6 +32,7 @@ from stages.parts.endpoint.clients import (
     rotate,
 )
 from stages.parts.endpoint.door import Door, LastMinute
+from stages.parts.endpoint.endpoint import Wanted
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.tls import Tls
@@ -124,7 +125,7 @@ class Front:
 @contextlib.contextmanager
 def serving(tmp_path: Path, key: str = "", tls: Tls | None = None) -> Iterator[Front]:
     backend = Backend("r1", str(tmp_path / "vllm.sock"))
-    asked = routing(["r1"], {"r1": [backend]}, "r1", None, 0, None)
+    asked = routing(["r1"], {"r1": [backend]}, Wanted(stable="r1"))
     door = Door(tmp_path, MODEL, key)
     with Upstream(backend.socket) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()

@@ -13,9 +13,9 @@ import pytest
 
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.door import Door
+from stages.parts.endpoint.endpoint import Wanted
 from stages.parts.endpoint.envoy import proxying
-from stages.parts.endpoint.offered import OFFERED
-from stages.parts.endpoint.routing import Backend, routing
+from stages.parts.endpoint.routing import OFFERED, Backend, routing
 from stages.parts.vllm.server import reserved_port
 from tests import routes
 from tests.routes import METHODS, UPGRADE, answered, registered, spellings, unexpected_answers
@@ -51,7 +51,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def listening(folder: Path) -> Iterator[int]:
     backend = Backend("r1", str(folder / "vllm.sock"))
     door = Door(folder, "org/name", "")
-    asked = routing(["r1"], {"r1": [backend]}, "r1", None, 0, None)
+    asked = routing(["r1"], {"r1": [backend]}, Wanted(stable="r1"))
     with Upstream(backend.socket, Anything) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
         with (

@@ -24,8 +24,8 @@ import pytest
 from stages.parts.base.errors import ServerFailed
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.envoy_config import EJECTED_AFTER
+from stages.parts.endpoint.endpoint import Wanted
+from stages.parts.endpoint.envoy import EJECTED_AFTER, Proxy, proxying
 from stages.parts.endpoint.routing import Backend, Balance, routing
 from stages.parts.endpoint.supervised_server import failure_of
 from stages.parts.vllm.client import credentials, http
@@ -122,7 +122,7 @@ class Front:
 
     def apply(self) -> None:
         up = [Backend(RELEASE, each.path, number) for number, each in sorted(self.replicas.items())]
-        self.proxy.apply(routing([RELEASE], {RELEASE: up}, RELEASE, None, 0, None, self.balance))
+        self.proxy.apply(routing([RELEASE], {RELEASE: up}, Wanted(stable=RELEASE), self.balance))
 
     def ask(self, session: str = "", key: str = "", **body: Any) -> httpx.Response:
         headers = credentials(key) | ({"x-session-id": session} if session else {})
@@ -152,7 +152,7 @@ class Front:
 @contextlib.contextmanager
 def serving(folder: Path, **balance: Any) -> Iterator[Front]:
     balanced = Balance(**({"replicas": 3} | balance))
-    nothing = routing([RELEASE], {}, RELEASE, None, 0, None, balanced)
+    nothing = routing([RELEASE], {}, Wanted(stable=RELEASE), balanced)
     files, log = folder / "files", folder / "log"
     with (
         reserved_port("127.0.0.1", 0) as port,

@@ -137,7 +137,7 @@ def test_what_was_being_taken_when_it_was_interrupted_is_taken_whole_afterwards(
 ) -> None:
     place.write("".join(line(number) for number in range(100)))
 
-    def interrupted(text: bytes) -> access_log.LoggedRequest | None:
+    def interrupted(text: bytes) -> access_log.LoggedRequest | access_log.Reading | None:
         request = parsed(text)
         if request and request.id == "50":
             raise KeyboardInterrupt
@@ -404,7 +404,7 @@ def test_sums_equal_what_the_server_answered_over_rotation_and_streams_that_were
     with opened(front.root) as database:
         take_in(database, front.files)
         assert rotate(front.files, limit=10)
-        front.proxy.admin.post("/reopen_logs")
+        front.proxy.admin.ask("POST", "/reopen_logs")
         for _ in range(5):
             assert front.ask(keys["b"]).status_code == 200
         front.logged(5)

@@ -17,9 +17,20 @@ from stages.parts.base.store import ModelStore, swap_link
 from stages.parts.endpoint.endpoint import supervising
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
-from stages.parts.releases.history import HISTORY, Move, history, remember
 from stages.parts.releases.listing import catalogue, prune, summarized_moves
-from stages.parts.releases.release import METRICS, before, candidate, current_release, find, probes, promote
+from stages.parts.releases.release import (
+    HISTORY,
+    METRICS,
+    Move,
+    before,
+    candidate,
+    current_release,
+    find,
+    history,
+    probes,
+    promote,
+    remember,
+)
 from stages.parts.releases.split import Split
 from stages.rollout.resume import begin
 from stages.select.selection import select

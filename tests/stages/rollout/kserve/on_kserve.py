@@ -13,7 +13,7 @@ from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.login import by_kubeconfig
 from stages.parts.records.rollout import Journal
-from stages.rollout.kserve.connect import on
+from stages.rollout.kserve.detect import target_on
 from stages.rollout.kserve.objects import KServeEndpoint
 from stages.rollout.kserve.route import route_name
 from stages.rollout.kserve.settings import VARIABLE, KServe
@@ -67,7 +67,9 @@ class OnKServe(Stage):
 
     def connect(self, **changed: Any) -> KServeTarget:
         """The target, as a process of its own would get it."""
-        found = on(self.cluster(), self.store, self.serving, self.settings.model_copy(update=changed), poll_s=0.02)
+        found = target_on(
+            self.cluster(), self.store, self.serving, self.settings.model_copy(update=changed), poll_s=0.02
+        )
         assert isinstance(found, KServeTarget)
         return found
 

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import modes
-from stages.rollout.kserve.detect import detect
-from stages.rollout.kserve.kept import served_modes
+from stages.rollout.kserve.detect import detect, served_modes
 from stages.rollout.kserve.modes import render
 from stages.rollout.kserve.settings import KServe
 from tests.serving import REPOSITORY

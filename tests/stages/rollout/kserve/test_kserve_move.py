@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import ConfigError, Conflict, DrillFailed, NothingToServe, TransientError
-from stages.parts.releases.history import history
+from stages.parts.releases.release import history
 from stages.parts.releases.split import Split
 from stages.rollout.kserve import move as moving
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.kept import served_modes
+from stages.rollout.kserve.detect import served_modes
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.move import Moved, move
 from tests.stages.rollout.kserve.on_kserve import OnKServe

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from pipeline.settings.config import load
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, NotInstalled, TransientError
 from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
-from stages.rollout import scale_drill
+from stages.parts.releases.split import Split
+from stages.rollout import drills, scale_drill
 from stages.rollout.drills import Answers
 from stages.rollout.kserve.settings import Scaling
+from stages.rollout.one_machine import OneMachine
 from stages.rollout.scale_drill import ScaleDown, ScaleDrill, ScaleLimits, ScaleUp, drill_scale, load_for
 from stages.rollout.target import Replicas
 from tests.serving import REPOSITORY, Said, wait_until
-from tests.stages.rollout.disk_target import DiskTarget
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT
@@ -41,7 +43,7 @@ PACE = 0.02
 @pytest.fixture(autouse=True)
 def _polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale_drill, "POLL_S", 0.1)
-    monkeypatch.setattr(scale_drill, "SETTLE_S", 0.3)
+    monkeypatch.setattr(drills, "SETTLE_S", 0.3)
     monkeypatch.setattr(scale_drill, "PAUSE_S", 0.1)
 
 
@@ -181,10 +183,12 @@ def test_without_an_autoscaler_a_release_has_its_minimum_of_replicas(serve: Serv
     wait_until(lambda: len(kserve.connect().pods.ready_names(GOOD)) == 2, "both are ready")
 
 
-def test_one_machine_does_not_scale(serve: Serve) -> None:
-    kserve = serve()
+def test_one_machine_does_not_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ModelStore(tmp_path, MODEL)
+    target = OneMachine(store, MODEL, Serving())
+    monkeypatch.setattr(target, "split", lambda: Split(GOOD))
     with pytest.raises(ConfigError, match="one machine has the same servers under any load"):
-        drill_scale(kserve.store, DiskTarget(kserve.folder, kserve.store.releases), WORKLOAD, ScaleLimits())
+        drill_scale(store, target, WORKLOAD, ScaleLimits())
 
 
 def test_knative_scales_within_the_bounds_of_its_revision(serve: Serve) -> None:

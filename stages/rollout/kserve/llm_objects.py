@@ -1,40 +1,27 @@
 """The objects of mode ``llm``: a LLMInferenceService for each release, all in one routing group with weights.
 
 KServe merges each with its own presets: lists by the keys that Kubernetes merges them by (containers, volumes and
-variables by name, mounts by path), other lists as a whole. What the ServingRuntime says in the other modes stands here,
-so that nothing of a release's container is the preset's choice. KServe makes a LLMInferenceService's ``labels`` part of
-its Deployment's selector, which can't change: the revision is an annotation.
+variables by name, mounts by path), other lists as a whole. What the ServingRuntime says in the other modes is copied
+from it, so that nothing of a release's container is the preset's choice. KServe makes a LLMInferenceService's
+``labels`` part of its Deployment's selector, which can't change: the revision is an annotation.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from scoring.units import GIB
 from stages.parts.base.store import digest_of, directory_name
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.releases.pinned import weights_bytes
+from stages.rollout.kserve import objects
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import as_configured
-from stages.rollout.kserve.objects import (
-    ENDPOINT,
-    LABEL_CHARACTERS,
-    MODEL,
-    PART_OF,
-    RELEASE,
-    REVISION,
-    SHARED,
-    USER,
-    KServeEndpoint,
-    container,
-    disruption_budget,
-    pod_fields,
-    predictor_name,
-    route_spec,
-    shortened,
-)
+from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION, KServeEndpoint
 
 LLM_SERVICES: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceService", "llminferenceservices")
 CACHES: Final = Kind("serving.kserve.io/v1alpha1", "LocalModelNamespaceCache", "localmodelnamespacecaches")
@@ -42,39 +29,18 @@ PROMOTED: Final = "slipway/promoted"
 """The annotation of the stable release's service."""
 PORT: Final = 8000
 """KServe fixes it for a LLMInferenceService."""
-SERVED_FROM: Final = "/mnt/models"
 POOLS: Final = "inference.networking.k8s.io"
 SERVICE_SUFFIX: Final = "-kserve-workload-svc"
 """The longest of the names that we read which KServe makes; it abbreviates longer ones."""
-TMP: Final = "tmp"
-VARIABLES: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HOME": "/tmp",  # noqa: S108
-    "USER": "slipway",
-    "VLLM_CACHE_ROOT": "/tmp/vllm",  # noqa: S108
-    "TRITON_CACHE_DIR": "/tmp/triton",  # noqa: S108
-    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",  # noqa: S108
-}
-"""As in ``manifests/kserve/serving-runtime.yaml``, and so is ``SECURITY``."""
-SECURITY: Final = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "privileged": False,
-    "readOnlyRootFilesystem": True,
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "runAsGroup": USER,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
+"""Says for the other modes what is the same in the container of each release."""
 
 
 def llm_name(endpoint: KServeEndpoint, release: str) -> str:
     """Name a release's LLMInferenceService. KServe calls its objects ``<this>-kserve…``, as no other mode's are
     called."""
-    suffix = f"-{predictor_name(release)}-llm"
-    return shortened(endpoint, LABEL_CHARACTERS - len(suffix) - len(SERVICE_SUFFIX)) + suffix
+    suffix = f"-{objects.predictor_name(release)}-llm"
+    return objects.shortened(endpoint.name, objects.LABEL_CHARACTERS - len(suffix) - len(SERVICE_SUFFIX)) + suffix
 
 
 def llm_deployment(name: str) -> str:
@@ -110,9 +76,9 @@ def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: 
     service = backend({"metadata": {"name": name}, "spec": made})
     # KServe puts all members of the group in the place of this backend, with their weights.
     backends = [{"group": group, "kind": kind, "name": service, "port": PORT, "weight": 1}]
-    spec = route_spec(endpoint, gateway, hostname, backends)
+    spec = objects.route_spec(endpoint, gateway, hostname, backends)
     made["router"]["route"] = {"group": endpoint.name, "weight": 0, "http": {"spec": spec}}
-    return _service(endpoint, name, made, {})
+    return _service(endpoint, name, made)
 
 
 def changed(endpoint: KServeEndpoint, former: Object, share: int, *, promoted: bool = False) -> Object:
@@ -120,8 +86,7 @@ def changed(endpoint: KServeEndpoint, former: Object, share: int, *, promoted: b
     KServe divides by the sum of all weights, so that others may be set meanwhile."""
     router = former["spec"]["router"]
     spec = former["spec"] | {"router": router | {"route": router["route"] | {"weight": share}}}
-    marks = {PROMOTED: "true"} if promoted or is_promoted(former) else {}
-    return _service(endpoint, former["metadata"]["name"], spec, marks)
+    return _service(endpoint, former["metadata"]["name"], spec, promoted=promoted or is_promoted(former))
 
 
 def is_promoted(service: Object) -> bool:
@@ -138,47 +103,41 @@ def source_uri(endpoint: KServeEndpoint, release: str) -> str:
 def cache(endpoint: KServeEndpoint, release: str, group: str, owner: Object | None = None) -> Object:
     """Build the copies of a release on the nodes of *group*. KServe uses them for every service with the same URI. They
     go with their *owner*, the release's service."""
-    metadata: Object = {
-        "name": llm_name(endpoint, release),
-        "namespace": endpoint.namespace,
-        "labels": PART_OF | {ENDPOINT: endpoint.name, RELEASE: release},
-    }
-    if owner:
-        of = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
-        metadata["ownerReferences"] = [{"apiVersion": LLM_SERVICES.api_version, "kind": LLM_SERVICES.name, **of}]
     size = f"{math.ceil(weights_bytes(endpoint.store, release) / GIB) + 1}Gi"  # and its other files
     spec = {"sourceModelUri": source_uri(endpoint, release), "modelSize": size, "nodeGroups": [group]}
-    return {"apiVersion": CACHES.api_version, "kind": CACHES.name, "metadata": metadata, "spec": spec}
+    labels = {ENDPOINT: endpoint.name, RELEASE: release}
+    copies = objects.manifest(CACHES, endpoint, spec, name=llm_name(endpoint, release), labels=labels)
+    if owner:
+        of = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+        reference = {"apiVersion": LLM_SERVICES.api_version, "kind": LLM_SERVICES.name, **of}
+        copies["metadata"]["ownerReferences"] = [reference]
+    return copies
 
 
-def _service(endpoint: KServeEndpoint, name: str, spec: Object, marks: dict[str, str]) -> Object:
-    return {
-        "apiVersion": LLM_SERVICES.api_version,
-        "kind": LLM_SERVICES.name,
-        "metadata": {
-            "name": name,
-            "namespace": endpoint.namespace,
-            "labels": PART_OF | {ENDPOINT: endpoint.name},
-            "annotations": {MODEL: endpoint.store.model} | marks,
-        },
-        "spec": spec,
-    }
+def _service(endpoint: KServeEndpoint, name: str, spec: Object, *, promoted: bool = False) -> Object:
+    labels, marks = {ENDPOINT: endpoint.name}, {PROMOTED: "true"} if promoted else {}
+    return objects.manifest(LLM_SERVICES, endpoint, spec, name=name, labels=labels, annotations=marks)
+
+
+@functools.cache
+def _runtime() -> Object:
+    """Read the container of the ServingRuntime."""
+    import yaml
+
+    (container,) = yaml.safe_load(RUNTIME_FILE.read_text())["spec"]["containers"]
+    return dict(container)
 
 
 def _template(endpoint: KServeEndpoint, release: str) -> Object:
-    server = container(endpoint, release, port=PORT)
+    server = objects.container(endpoint, release, port=PORT)
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         server[name]["httpGet"] = server[name]["httpGet"] | {"scheme": "HTTP"}  # whatever the preset's is
-    server["env"] += [{"name": name, "value": value} for name, value in VARIABLES.items()]
-    server |= {
-        "name": "main",
-        "command": ["vllm", "serve", SERVED_FROM],
-        "ports": [{"containerPort": PORT, "protocol": "TCP"}],
-        "securityContext": SECURITY,
-        "volumeMounts": [{"name": TMP, "mountPath": "/tmp"}, {"name": SHARED, "mountPath": "/dev/shm"}],  # noqa: S108
-    }
-    pods = pod_fields(endpoint, release)
-    pods["volumes"].append({"name": TMP, "emptyDir": {}})
+    runtime = _runtime()
+    server["env"] += runtime["env"]
+    server |= {"name": "main", "command": runtime["command"], "ports": [{"containerPort": PORT, "protocol": "TCP"}]}
+    server |= {key: runtime[key] for key in ("securityContext", "volumeMounts")}
+    pods = objects.pod_fields(endpoint, release)
+    pods["volumes"].append({"name": "tmp", "emptyDir": {}})
     return pods | {"containers": [server]}
 
 
@@ -194,6 +153,6 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     return [
         *(cache(endpoint, release, group) for release in shares if group),
         *(changed(endpoint, services[name], share, promoted=name == stable) for name, share in shares.items()),
-        disruption_budget(endpoint),
+        objects.disruption_budget(endpoint),
         *scaled_objects(endpoint, {release: llm_deployment(llm_name(endpoint, release)) for release in shares}),
     ]
