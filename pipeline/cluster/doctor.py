@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import client_keys, nodes
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
-from pipeline.runs.checks import CheckResult, Finding, missing, ok, results, warning
+from pipeline.runs.checks import Finding, missing, ok, warning
 from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
@@ -52,7 +52,7 @@ OLDEST: Final = "3.6"
 """The first version that knows all that the manifests have."""
 
 
-def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
+def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
     """Run every check, in the order in which one would fix them.
 
     Raises:
@@ -76,7 +76,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
         checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
-    return results({name: _as_far_as_visible(check) for name, check in checks.items()})
+    return {name: _as_far_as_visible(check) for name, check in checks.items()}
 
 
 def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
@@ -90,7 +90,7 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
         kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
     finding = _as_far_as_visible(partial(_kserve, cluster, config))
     if finding.state == "missing" or not _has(cluster, CRD, unseen=True):
-        raise NotInstalled(f"KServe: {finding.text}", hint=finding.hint)
+        raise NotInstalled(f"KServe: {finding.found}", hint=finding.hint)
 
 
 def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:

@@ -10,26 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.options import (
+    Commands,
     ConfigOption,
     ConfigOptions,
     FollowOption,
-    JsonOption,
     ProfileOption,
     SetOption,
     Where,
-    add,
     argo_engine,
-    print_result,
 )
+from pipeline.runs.engine import Printout, RunRequest
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
-
-def register(app: typer.Typer) -> None:
-    add(app, trigger, "trigger --payload event.json --dry-run")
-    add(app, receive, "receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes")
+commands = Commands()
 
 
+@commands.add("trigger --payload event.json --dry-run")
 def trigger(
     payload: Annotated[str, typer.Option(metavar="FILE", help="The webhook's body, as JSON. -: standard input.")],
     provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
@@ -40,8 +37,7 @@ def trigger(
     assignments: SetOption = None,
     *,
     where: Where,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Start the run that a registry's webhook would start.
 
     If the event starts no run, it says why and ends with exit code 52.
@@ -56,8 +52,8 @@ def trigger(
         import yaml
 
         workflow = workflow_of(push)
-        print_result(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip(), as_json)
-    elif where.on_cluster:
+        return Printout(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip())
+    if where.on_cluster:
         from pipeline.cluster.manifests import NAMESPACE
 
         if profile or config or assignments:
@@ -67,15 +63,12 @@ def trigger(
             )
         engine = argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
         run = engine.announce(start(engine.cluster, push), is_new=True)
-        print_result(*engine.result(run), as_json)
-    else:
-        from pipeline.runs.engine import RunRequest
-
-        settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
-        request = RunRequest(push.model, push.commit, serve=True)
-        print_result(*where.engine_of().start(settings, request), as_json)
+        return engine.result(run)
+    settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
+    return where.engine_of().start(settings, RunRequest(push.model, push.commit, serve=True))
 
 
+@commands.add("receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes")
 def receive(
     forward_to: Annotated[
         str, typer.Option(metavar="URL", envvar="SLIPWAY_FORWARD_TO", help="The EventSource of Argo Events.")

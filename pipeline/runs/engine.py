@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from pipeline.runs.state import LATEST, RunState
 from stages.parts.base.errors import MissingRun
 
 if TYPE_CHECKING:
+    from pipeline.runs.state import RunState
     from pipeline.settings.config import RunConfig
+
+LATEST: Final = "latest"
+"""What commands take for the newest run."""
 
 
 class Printout(NamedTuple):
@@ -20,6 +23,8 @@ class Printout(NamedTuple):
     """With ``--json``."""
     text: Any
     """A string, or anything that rich can draw."""
+    failure: Exception | None = None
+    """What the command fails with after it has printed this."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ EXIT_NODE: Final = "onExit"
 """The name of the exit handler's node, as in Argo."""
 LEFT_OUT: Final = "left-out"
 """The output of the task check with a line for each variant that can't be served: its name, a colon, and why."""
-LATEST: Final = "latest"
-"""What commands take for the newest run."""
 
 
 class _Timed(BaseModel):

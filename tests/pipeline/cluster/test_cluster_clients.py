@@ -177,8 +177,8 @@ def test_without_envoy_gateway_nothing_is_applied(
 
 
 def checked(cluster: Cluster, platform: RunConfig) -> tuple[str, str]:
-    (found,) = (each for each in check_cluster(cluster, platform) if each.what == "clients")
-    return found.state, found.found
+    state, found, _ = check_cluster(cluster, platform)["clients"]
+    return state, found
 
 
 def test_doctor_says_what_the_clients_lack(
@@ -200,8 +200,8 @@ def test_doctor_says_what_the_clients_lack(
     server.put({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": {}})
     assert checked(there, platform)[0] == "missing"
     server.unregister("gateway.envoyproxy.io/v1alpha1", "securitypolicies")
-    (found,) = (each for each in check_cluster(Cluster(there.login, NAMESPACE), platform) if each.what == "clients")
-    assert (found.state, found.hint) == ("missing", "install Envoy Gateway 1.9 or newer")
+    state, _, hint = check_cluster(Cluster(there.login, NAMESPACE), platform)["clients"]
+    assert (state, hint) == ("missing", "install Envoy Gateway 1.9 or newer")
 
 
 def test_clients_that_are_served_are_ok(
