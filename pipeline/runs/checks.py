@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from rich.table import Table
@@ -20,16 +21,9 @@ class Finding(NamedTuple):
     """What to do about it."""
 
 
-def ok(found: str, hint: str = "") -> Finding:
-    return Finding("ok", found, hint)
-
-
-def warning(found: str, hint: str = "") -> Finding:
-    return Finding("warning", found, hint)
-
-
-def missing(found: str, hint: str = "") -> Finding:
-    return Finding("missing", found, hint)
+ok: Final = partial(Finding, "ok")
+warning: Final = partial(Finding, "warning")
+missing: Final = partial(Finding, "missing")
 
 
 def findings_table(findings: Mapping[str, Finding]) -> Table:

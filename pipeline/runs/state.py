@@ -51,7 +51,7 @@ class Node(_Timed):
     """One task of a run."""
 
     name: str
-    """Its path below the workflow's name, as in Argo; see ``pipeline.local.node_names``."""
+    """Its path below the workflow's name, as in Argo: ``evaluate``; ``evaluate.load`` within that dag; ``onExit``."""
     template: str
     kind: Kind = "Pod"
     """Argo's node type: a program (Pod), a suspension, or a node that holds others."""
