@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import site
 import sys
@@ -17,11 +16,11 @@ import stages
 from pipeline.local.folder import SCRATCH, log_file, safe, writable
 from pipeline.local.manifest import Template, Volume, substitute
 from pipeline.local.resources import MachineResources, ResourceRequest, request
+from pipeline.runs.progress import last_line
 from pipeline.runs.state import FailedAttempt, Node, Phase
 from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, StageFailure
 from stages.parts.machine.process import Contained
 
-TAIL_BYTES: Final = 1 << 16
 SIGNALS: Final = {137: "killed (SIGKILL): perhaps the machine ran out of memory", 143: "asked to stop (SIGTERM)"}
 
 
@@ -142,23 +141,16 @@ class Attempt:
         if status == 0:
             return Ended(self._task, status, outputs)
         failure = StageFailure.read(self._failure, status)
-        message, hint = (failure.message, failure.hint) if failure else (self._unexplained(status), "")
-        return self._failed(status, message, hint, outputs)
+        if failure:
+            return self._failed(status, failure.message, failure.hint, outputs)
+        # A program that left no document is explained by its exit status and the last line of its log.
+        said = (SIGNALS.get(status, f"exit code {status}"), last_line(self._log, self._log_start))
+        return self._failed(status, ": ".join(filter(None, said)), outputs=outputs)
 
     def _failed(self, status: int, message: str, hint: str = "", outputs: dict[str, str] | None = None) -> Ended:
         phase: Phase = "Failed" if status else "Error"
         failure = FailedAttempt(phase=phase, message=message, hint=hint, exit_code=status)
         return Ended(self._task, status, outputs or {}, failure)
-
-    def _unexplained(self, status: int) -> str:
-        """Explain a program that left no failure document by its exit status and the last line of its log."""
-        with self._log.open("rb") as log:
-            end = log.seek(0, 2)
-            log.seek(max(self._log_start, end - TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-        ended = SIGNALS.get(status, f"exit code {status}")
-        lines = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
-        return f"{ended}: {lines[-1].strip()}" if lines else ended
 
 
 def translated(value: str, folders: Mapping[str, Path]) -> str:

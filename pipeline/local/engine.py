@@ -27,7 +27,6 @@ from stages.parts.base.errors import MissingRun
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
-from stages.parts.records.production import Production
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
 ENGINE_STATE: Final = ".engine"
@@ -90,7 +89,10 @@ def render(config: RunConfig) -> dict[str, Any]:
 
 
 def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelStore) -> Printout:
+    """Run a workflow; describe a run that succeeded: the scores, the reason, and where everything is."""
     from pipeline.local.execution import execute
+    from stages.parts.base.program import outcomes
+    from stages.parts.endpoint.endpoint import endpoint
 
     # Ids sort by start; four random digits distinguish runs that start in the same second.
     run_id = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -104,17 +106,9 @@ def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelS
         observer=observer_for(sys.stderr, folder),
     )
     run = LocalRun(folder, state)
-    if state.phase != "Succeeded" or run.decision is None:
+    if state.phase != "Succeeded" or (decision := run.decision) is None:
         raise failure(state)
-    return _succeeded(run, run.decision, store, served=parameters.get("serve") == "true")
-
-
-def _succeeded(run: LocalRun, decision: Production, store: ModelStore, *, served: bool) -> Printout:
-    """Describe a run that succeeded: the scores, the reason, and where everything is."""
-    from stages.parts.base.program import outcomes
-    from stages.parts.endpoint.endpoint import endpoint
-
-    serving = endpoint(store) if served else None
+    serving = endpoint(store) if parameters.get("serve") == "true" else None
     making = [outcome for outcome in outcomes(run.path) if outcome.stage not in ("resolve", "check")]
     reused = all(outcome.result == "reused" for outcome in making)
     release = store.releases / decision.release

@@ -88,7 +88,7 @@ class _Run(Runner):
     def _lock(self, locks: contextlib.ExitStack) -> bool:
         """Hold the workflow's mutexes as long as *locks* is open; False if a signal comes first."""
         mutexes = self.workflow.spec.synchronization.names(Scope(self._values()))
-        while busy := shared.hold(locks, self.folders.locks, mutexes):
+        while busy := shared.hold(locks, self.folders.shared / shared.LOCKS, mutexes):
             if self.state.message != (message := f"waiting for {busy}"):
                 self.state.message = message
                 self.run_changed()
@@ -200,7 +200,7 @@ class _Run(Runner):
         scope, memoize = Scope({**job.dag.base, **job.inputs()}), job.template.memoize
         if memoize:
             job.memo = shared.memo_path(
-                self.folders.memo, memoize.cache.config_map.name, substitute(memoize.key, scope)
+                self.folders.shared / shared.MEMO, memoize.cache.config_map.name, substitute(memoize.key, scope)
             )
         return scope
 

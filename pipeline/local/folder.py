@@ -43,14 +43,6 @@ class RunFolders:
     shared: Path
     """The folder that all runs of a store share."""
 
-    @property
-    def locks(self) -> Path:
-        return self.shared / "locks"
-
-    @property
-    def memo(self) -> Path:
-        return self.shared / "memo"
-
 
 @contextlib.contextmanager
 def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterator[None]:

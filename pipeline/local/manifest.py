@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Generic, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -97,12 +97,6 @@ class Argument(Closed):
 class ValueFrom(Closed):
     path: str = ""
     parameter: str = ""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if bool(self.path) == bool(self.parameter):
-            raise ValueError("needs exactly one of path and parameter")
-        return self
 
 
 class OutputParameter(Closed):

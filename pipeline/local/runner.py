@@ -84,7 +84,7 @@ class Runner:
 
     def start(self, job: Job, prepared: Prepared) -> None:
         """Start an attempt, unless its result is known or it has to wait."""
-        if busy := shared.hold(job.locks, self.folders.locks, prepared.mutexes):
+        if busy := shared.hold(job.locks, self.folders.shared / shared.LOCKS, prepared.mutexes):
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
             return

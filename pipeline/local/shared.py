@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from stages.parts.base.errors import Busy, ConfigError
 from stages.parts.base.store import exclusive, write_json
 
+LOCKS, MEMO = "locks", "memo"
+"""Their folders."""
 KEY: Final = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 """Argo's rule for keys (workflow/controller/cache)."""
 
