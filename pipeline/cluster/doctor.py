@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import client_keys, nodes
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
+from pipeline.cluster.manifests import for_kserve
+from pipeline.cluster.objects import CONTROLLER_ACCOUNT
 from pipeline.runs.checks import Finding, missing, ok, warning
+from pipeline.settings.config import RunConfig
 from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
@@ -34,9 +37,6 @@ from stages.rollout.kserve.kept import MOVE, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS, PART_OF
 
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-
 CRON_WORKFLOWS: Final = "cronworkflows.argoproj.io"
 ARGO: Final = ("workflows.argoproj.io", "workflowtemplates.argoproj.io", CRON_WORKFLOWS)
 RIGHTS: Final = (
@@ -53,12 +53,7 @@ OLDEST: Final = "3.6"
 
 
 def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
-    """Run every check, in the order in which one would fix them.
-
-    Raises:
-        AccessDenied, ClusterUnavailable: the cluster's API can't be used.
-        ConfigError: the platform is one machine.
-    """
+    """Run every check, in the order in which one would fix them. Raises: AccessDenied, ClusterUnavailable."""
     version = cluster.request("GET", "/version").get("gitVersion", "unknown")
     checks: dict[str, Callable[[], Finding]] = {
         "Kubernetes": partial(ok, f"{version} at {cluster.address}"),
@@ -209,8 +204,6 @@ def _template(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _cache(cluster: Cluster, config: RunConfig) -> Finding:
     """Check that there is a memo, and that Argo's controller may write it: if it may not, each run ends in resolve."""
-    from pipeline.cluster.objects import CONTROLLER_ACCOUNT
-
     namespace = config.cluster.controller_namespace
     if (memo := cluster.find(CONFIG_MAPS, RESOLVE_CACHE, namespace)) is None:
         hint = f"{_install(config)}; without it each run asks the Hub for the commit"
@@ -231,8 +224,6 @@ def _cache(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     """Find what the rollout's first step will find, by the same code."""
-    from pipeline.cluster.manifests import for_kserve
-
     if not _has(cluster, CRD, unseen=True):
         return warning("not installed", "install KServe 0.20 or newer, or run without it: slipway run --no-serve")
     try:

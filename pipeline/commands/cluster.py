@@ -53,8 +53,7 @@ def install(
     installed, what rollouts need. It can be repeated: only what differs is changed. Argo Workflows must be installed
     already.
     """
-    from pipeline.cluster.changes import table
-    from pipeline.cluster.install import has_kserve
+    from pipeline.cluster.install import has_kserve, table
     from pipeline.cluster.install import install as apply
 
     settings = options.of_cluster()
@@ -82,8 +81,8 @@ def uninstall(
 
     The models and the namespace stay.
     """
-    from pipeline.cluster.changes import table
-    from pipeline.cluster.uninstall import uninstall as remove
+    from pipeline.cluster.install import table
+    from pipeline.cluster.install import uninstall as remove
 
     settings = options.of_cluster()
     cluster = Where(context=context).cluster(settings)

@@ -92,7 +92,7 @@ def load(
     return _result(drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo))
 
 
-@commands.add("drill rollback org/name --json")
+@commands.add("drill rollback org/name --json", cleans_up=True)
 def rollback(
     model: ServedModelArgument,
     limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the rollback may take.")] = 300,
@@ -104,10 +104,8 @@ def rollback(
     Goes to the previous release. Fails if it takes too long or a request fails. With a platform that serves on KServe,
     it is tested there.
     """
-    from stages.parts.base.program import answer_sigterm
     from stages.rollout.drills import drill_rollback
 
-    answer_sigterm()
     settings, store, target, via = options.of(model)
     return _result(drill_rollback(store, target, settings.workload, settings.rollout, limit_s=limit_s, via=via))
 

@@ -42,16 +42,15 @@ def trigger(
 
     If the event starts no run, it says why and ends with exit code 52.
     """
+    from pipeline.events import push as pushes
     from pipeline.events.providers import push_of
-    from pipeline.events.starting import start
-    from pipeline.events.starting import workflow as workflow_of
 
     push = push_of(provider, _read(payload))
     say(f"{push.model} was pushed at {push.commit}")
     if dry_run:
         import yaml
 
-        workflow = workflow_of(push)
+        workflow = pushes.workflow(push)
         return Printout(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip())
     if where.on_cluster:
         from pipeline.cluster.manifests import NAMESPACE
@@ -62,7 +61,7 @@ def trigger(
                 hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
             )
         engine = argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
-        run = engine.announce(start(engine.cluster, push), is_new=True)
+        run = engine.announce(pushes.start(engine.cluster, push), is_new=True)
         return engine.result(run)
     settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
     return where.engine_of().start(settings, RunRequest(push.model, push.commit, serve=True))
@@ -95,19 +94,9 @@ def receive(
     that Harbor sends (/harbor); a provider without a secret is not accepted. SLIPWAY_EVENTS_TOKEN is the EventSource's
     token. Each variable with _FILE at its end names a file with the secret instead.
     """
-    from pipeline.events.receiver import Options, serve
+    from pipeline.events.receiver import serve
 
-    serve(
-        Options(
-            forward_to=forward_to,
-            allowed=allow,
-            host=host,
-            port=port,
-            per_hour=per_hour,
-            memory=memory,
-            patience_s=patience,
-        )
-    )
+    serve(forward_to, allow, host=host, port=port, per_hour=per_hour, memory=memory, patience_s=patience)
 
 
 def _read(path: str) -> Any:

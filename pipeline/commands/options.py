@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 RUN_PREFIX: Final = "slipway-"
 """The beginning of the names of runs on a cluster; ids of runs on this machine begin with a date."""
 STORE: Final = Path(".slipway")
+EXAMPLE: Final = "Example: slipway "
 Command: TypeAlias = Callable[..., Printout | None]
 
 ModelArgument = Annotated[str, typer.Argument(help="A model that a run has published.")]
@@ -109,7 +110,7 @@ class ConfigOptions:
     def of_cluster(self, **names: Any) -> RunConfig:
         """Read the settings of a cluster. Raises: ConfigError: the platform is this machine."""
         settings = self.load(**names)
-        _ = settings.cluster
+        _ = settings.cluster  # which refuses a platform that is one machine
         return settings
 
 
@@ -195,12 +196,7 @@ class VolumeOptions(Where, ConfigOptions):
 
     def _words(self) -> Iterator[str]:
         """Yield the words of the command line, without what says where the command runs and with which settings."""
-        names: list[str] = []
-        context: Any = self.invocation
-        while context.parent:
-            names.insert(0, context.info_name)
-            context = context.parent
-        yield from names
+        yield from self.invocation.command_path.removeprefix(self.invocation.find_root().command_path).split()
         place = {field.name for field in dataclasses.fields(self)}
         for param in self.invocation.command.params:
             value = self.invocation.params.get(param.name or "")
@@ -228,27 +224,23 @@ class Commands(typer.Typer):
 
     def __init__(self, text: str | None = None, example: str = "", **options: Any) -> None:
         super().__init__(
-            cls=_Group, help=text, epilog=_epilog(example), no_args_is_help=True, rich_markup_mode=None, **options
+            cls=_Group, help=text, epilog=EXAMPLE + example, no_args_is_help=True, rich_markup_mode=None, **options
         )
 
-    def add(self, example: str, name: str | None = None) -> Callable[[Command], Command]:
+    def add(self, example: str, name: str | None = None, *, cleans_up: bool = False) -> Callable[[Command], Command]:
         """Add a command, with the options of its groups, and an example as the last line of its help.
 
-        Without a *name*, it has the function's, with hyphens.
+        Without a *name*, it has the function's, with hyphens. One that *cleans_up* ends after SIGTERM as after Ctrl-C.
         """
 
         def added(command: Command) -> Command:
-            self.command(name, epilog=_epilog(example))(grouped(command))
+            self.command(name, epilog=EXAMPLE + example)(grouped(command, cleans_up=cleans_up))
             return command
 
         return added
 
 
-def _epilog(example: str) -> str:
-    return f"Example: slipway {example}"
-
-
-def grouped(command: Command) -> Callable[..., None]:
+def grouped(command: Command, *, cleans_up: bool) -> Callable[..., None]:
     """Let typer see the fields of the groups that *command* takes, and *command* the groups; print what it returns."""
     types, keyword = get_type_hints(command, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     declared = inspect.signature(command).parameters
@@ -269,6 +261,10 @@ def grouped(command: Command) -> Callable[..., None]:
             if isinstance(values[name], VolumeOptions) and values[name].on_cluster:
                 values[name].call_in_pod()
                 return
+        if cleans_up:
+            from stages.parts.base.program import answer_sigterm
+
+            answer_sigterm()
         if (printout := command(**values)) is not None:
             print_result(printout, as_json)
 

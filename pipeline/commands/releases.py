@@ -87,7 +87,7 @@ def releases(
     return Printout([row.model_dump(mode="json") for row in rows], _table(rows) if rows else none)
 
 
-@commands.add("rollback org/name --to 3")
+@commands.add("rollback org/name --to 3", cleans_up=True)
 def rollback(
     model: ModelArgument,
     to: Annotated[
@@ -101,10 +101,8 @@ def rollback(
     If the model is being served, all traffic moves to it as soon as it answers. No weights are copied. If nothing is
     being served, the next `serve` serves it.
     """
-    from stages.parts.base.program import answer_sigterm
     from stages.rollout.commands import roll_back
 
-    answer_sigterm()
     settings, store = volume.load(), model_store(volume.store, model)
     target = target_of_endpoint(settings, store, model)
     release, is_served = roll_back(store, target, settings.rollout, to=to)

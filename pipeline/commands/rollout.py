@@ -34,15 +34,13 @@ ReleaseOption = Annotated[
 commands = Commands("Roll out a release beside the stable one, step by step.", "rollout start org/name", name="rollout")
 
 
-@commands.add("rollout start org/name")
+@commands.add("rollout start org/name", cleans_up=True)
 def start(model: ModelArgument, release: ReleaseOption = None, *, volume: VolumeOptions) -> Printout:
     """Start a rollout, or continue the one in progress."""
-    from stages.parts.base.program import answer_sigterm
     from stages.parts.releases.release import find
     from stages.rollout.resume import chosen
     from stages.rollout.state_machine import roll_out
 
-    answer_sigterm()
     settings, store = volume.load(), model_store(volume.store, model)
     name = find(store, release) if release else chosen(store)
     target = target_of_endpoint(settings, store, model)
@@ -64,16 +62,14 @@ def status(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     return Printout(document, _view(model, journal, split))
 
 
-@commands.add("rollout promote org/name")
+@commands.add("rollout promote org/name", cleans_up=True)
 def promote(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """Approve the rollout in progress, without further waiting.
 
     The checks of the canary stay the same.
     """
-    from stages.parts.base.program import answer_sigterm
     from stages.rollout.commands import promote as approve
 
-    answer_sigterm()
     store = model_store(volume.store, model)
     return _printout(model, approve(store, _target(store, model, volume.load())))
 
@@ -89,7 +85,7 @@ def abort(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     return Printout({"model": model, "given_up": given_up}, text)
 
 
-@commands.add("rollout move org/name --mode standard --platform gke")
+@commands.add("rollout move org/name --mode standard --platform gke", cleans_up=True)
 def move(
     model: ModelArgument,
     mode: Annotated[str, typer.Option(help="The mode of KServe to serve in: standard or route.")],
@@ -104,9 +100,7 @@ def move(
     """
     from pipeline.settings.serving import moved
     from stages.parts.base.errors import DrillFailed
-    from stages.parts.base.program import answer_sigterm
 
-    answer_sigterm()
     settings, store = volume.load(), model_store(volume.store, model)
     result = moved(settings, store, serving_of(store, settings), mode)
     text, failure = f"{result.release} is served in mode {mode}", None

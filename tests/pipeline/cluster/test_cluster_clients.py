@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.cluster.doctor import check_cluster
-from pipeline.cluster.install import install
-from pipeline.cluster.uninstall import uninstall
+from pipeline.cluster.install import install, uninstall
 from pipeline.settings.config import RunConfig, load
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.cluster.api import Cluster
