@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.local.engine import LocalEngine
-from pipeline.runs.state import LATEST
+from pipeline.runs.engine import LATEST
 from pipeline.settings.config import RunConfig, load
 from pipeline.workflow.parameters import arguments
 from tests.demo import DEMO, MODEL

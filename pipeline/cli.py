@@ -10,10 +10,11 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from pipeline.commands import clients, cluster, decisions, drill, events, plan, releases, rollout, runs, usage
-from pipeline.commands.options import command_group, print_result
+from pipeline.commands.options import Commands, print_result
+from pipeline.runs.engine import Printout
 from stages.parts.base.errors import SlipwayError
 
-app: Final = command_group(
+app: Final = Commands(
     "A model's name in, a measured LLM endpoint out: acquire, optimize, select, serve.",
     "run org/name --profile chatbot",
     name="slipway",
@@ -40,14 +41,14 @@ def options(
         from pipeline.local.doctor import versions
 
         document = versions()
-        print_result(document, f"slipway {document['slipway']}", as_json)
+        print_result(Printout(document, f"slipway {document['slipway']}"), as_json)
         raise typer.Exit
     if as_json or context.invoked_subcommand is None:
         context.fail("--json belongs after the command." if as_json else "Missing command.")
 
 
-for commands in (runs, plan, releases, rollout, decisions, usage, clients, drill, cluster, events):
-    commands.register(app)
+for module in (runs, plan, releases, rollout, decisions, usage, clients, drill, cluster, events):
+    app.add_typer(module.commands)
 
 
 def main() -> NoReturn:

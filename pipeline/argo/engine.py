@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.argo.follow import follow
+from pipeline.argo.follow import show_until_ended
 from pipeline.argo.runs import ClusterRun, all_runs, find
 from pipeline.argo.status import arguments_of
 from pipeline.argo.submission import submit
 from pipeline.argo.template import compare, installed
 from pipeline.planning.refusal import decide_before
 from pipeline.runs.engine import Printout, RunRequest
-from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
+from pipeline.settings.config import RunConfig
 from pipeline.workflow.parameters import allowing_incomplete, arguments, resolve_key
-from stages.parts.base.errors import ConfigError, Interrupted, NotInstalled
+from stages.parts.base.errors import ConfigError, Interrupted
 from stages.parts.base.log import say
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
-
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -85,31 +79,19 @@ class ArgoEngine:
         return run
 
     def result(self, run: ClusterRun) -> Printout:
-        """Return the result of a run that was submitted: how it ended or, if it is not followed, its id."""
-        if self.follow:
-            return self.to_its_end(run.id).report()
-        return Printout(run.report().document, run.id)
+        """Return the result of a run that was submitted: how it ended or, if it is not followed, its id.
 
-    def to_its_end(self, name: str) -> ClusterRun:
-        """Follow a run on stderr until it has succeeded.
-
-        After Ctrl-C, and if the API does not answer for too long, the run continues; if an image can't be pulled, it is
-        stopped. Raises: as ``PipelineEngine.start`` and ``follow``.
+        Raises: as ``start``, and as ``show_until_ended``.
         """
+        if not self.follow:
+            return Printout(run.report().document, run.id)
         place = f" --namespace {self.cluster.namespace}"
-        try:
-            workflow = follow(self.cluster, name, observer_for(sys.stderr, Path(name)))
-        except KeyboardInterrupt as error:
-            raise Interrupted(
-                f"run {name} continues in the cluster", hint=f"stop it: slipway stop {name}{place}"
-            ) from error
-        except NotInstalled:
-            self.find(name).stop()
-            raise
-        run = ClusterRun(self.cluster, workflow)
-        if run.state.phase != "Succeeded":
-            raise failure(run.state, where=place)
-        return run
+        continues = Interrupted(f"run {run.id} continues in the cluster", hint=f"stop it: slipway stop {run.id}{place}")
+        workflow = show_until_ended(self.cluster, run.id, interrupted=continues, unpulled="Stop")
+        ended = ClusterRun(self.cluster, workflow)
+        if ended.state.phase != "Succeeded":
+            raise failure(ended.state, where=place)
+        return ended.report()
 
 
 def resubmit(run: ClusterRun, *, allow_incomplete: bool = False) -> tuple[Object, bool]:

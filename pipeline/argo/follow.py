@@ -1,19 +1,22 @@
-"""Follows a Workflow to its end, in spite of lost connections, expired watches and a busy API."""
+"""Follows a Workflow and the logs of its pods, in spite of lost connections, expired watches and a busy API."""
 
 from __future__ import annotations
 
+import re
+import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
 
 from pipeline.argo.pending import Rooms
-from pipeline.argo.status import CANT_BE_PULLED, changed, ended, nodes_of, run_state, templates
-from pipeline.runs.progress import RunObserver
+from pipeline.argo.status import CANT_BE_PULLED, attempts, changed, ended, nodes_of, run_state, templates
+from pipeline.runs.progress import RunObserver, observer_for
 from pipeline.runs.state import RunState
-from stages.parts.base.errors import ClusterUnavailable, MissingRun, NotInstalled
+from stages.parts.base.errors import ClusterUnavailable, Interrupted, MissingRun, NotInstalled
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import WORKFLOWS, Kind, Object
-from stages.parts.cluster.refusals import Expired
+from stages.parts.cluster.kinds import PODS, WORKFLOWS, Kind, Object
+from stages.parts.cluster.refusals import Absent, Expired
 
 PATIENCE_S: Final = 600.0
 """How long the API may not answer."""
@@ -21,6 +24,26 @@ UNPULLED_S: Final = 600.0
 """After so long the registry is not having a bad moment: the image is not there, or may not be pulled."""
 PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 15.0
+NODE_ID: Final = "workflows.argoproj.io/node-id"
+EXECUTORS: Final = re.compile(r'time="?\d{4}-\S+ level=\w+ .*\bargo=true\b|\{.*"argo": ?true\b')
+"""A line of Argo's executor, as text or as JSON."""
+
+
+def show_until_ended(
+    cluster: Cluster, name: str, *, interrupted: Interrupted, unpulled: Literal["Stop", "Terminate"]
+) -> Object:
+    """Show a workflow's progress on stderr until it has ended, and return it in its last version.
+
+    After Ctrl-C, and if the API does not answer for too long, it continues; if an image can't be pulled, it is shut
+    down as *unpulled* says. Raises: *interrupted*, or as ``follow``.
+    """
+    try:
+        return follow(cluster, name, observer_for(sys.stderr, Path(name)))
+    except KeyboardInterrupt as error:
+        raise interrupted from error
+    except NotInstalled:
+        cluster.merge(WORKFLOWS, name, {"spec": {"shutdown": unpulled}})
+        raise
 
 
 def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: float = PATIENCE_S) -> Object:
@@ -107,3 +130,67 @@ def versions(
                 raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def read_logs(cluster: Cluster, workflow: Object, task: str) -> Iterator[str]:
+    """Yield the lines of one task's pods that still exist."""
+    for number, pod in enumerate(_pods(cluster, workflow, task)):
+        yield from _lead(number)
+        yield from _without_executor(cluster.logs(pod))
+
+
+def follow_logs(cluster: Cluster, name: str, task: str) -> Iterator[str]:
+    """Follow the pods of one task of workflow *name*, one after the other, until the task ends."""
+    read: set[str] = set()
+    for workflow in versions(cluster, WORKFLOWS, name):
+        for pod in _pods(cluster, workflow, task):
+            if pod not in read and _started(cluster, pod):
+                yield from _lead(len(read))
+                read.add(pod)
+                yield from _to_its_end(cluster, pod)
+        if ended(workflow) or run_state(workflow).node(task).finished:
+            return
+
+
+def _lead(earlier_attempts: int) -> list[str]:
+    return [f"\n--- attempt {earlier_attempts + 1} ---\n"] if earlier_attempts else []
+
+
+def _to_its_end(cluster: Cluster, pod: str) -> Iterator[str]:
+    """Follow a pod's log; after a lost connection, continue where it broke off."""
+    shown = 0
+    while True:
+        try:
+            for number, line in enumerate(_without_executor(cluster.logs(pod, follow=True)), 1):
+                if number > shown:
+                    shown = number
+                    yield line
+        except ClusterUnavailable:
+            time.sleep(PAUSE_S)
+        except Absent:
+            return
+        else:
+            return
+
+
+def _without_executor(lines: Iterable[str]) -> Iterator[str]:
+    """Leave out the lines of Argo's executor, which runs in the same container."""
+    return (line for line in lines if not EXECUTORS.match(line))
+
+
+def _started(cluster: Cluster, pod: str) -> bool:
+    try:
+        return bool(cluster.get(PODS, pod).get("status", {}).get("phase", "Pending") != "Pending")
+    except Absent:
+        return False
+
+
+def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
+    """Find the pods of a task that still exist, in the order of the attempts."""
+    name, nodes = workflow["metadata"]["name"], nodes_of(workflow.get("status", {}))
+    node = nodes.get(f"{name}.{task}")
+    if node is None:
+        return []
+    pods, _ = cluster.list(PODS, labels=f"workflows.argoproj.io/workflow={name}")
+    by_node = {pod["metadata"].get("annotations", {}).get(NODE_ID): pod["metadata"]["name"] for pod in pods}
+    return [by_node[attempt["id"]] for attempt in attempts(node, nodes) if attempt["id"] in by_node]

@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
-from pipeline.argo.logs import follow_logs, read_logs
+from rich.console import Group
+
+from pipeline.argo.follow import follow_logs, read_logs
 from pipeline.argo.pending import Rooms
 from pipeline.argo.status import ended, nodes_of, run_state, templates
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
+from pipeline.runs.tables import tasks_table
 from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import ClusterRefused, ConfigError, MissingRun
 from stages.parts.cluster.api import Cluster
@@ -73,10 +76,6 @@ class ClusterRun:
         return f"{base.rstrip('/')}/workflows/{self.namespace}/{self.id}"
 
     def show(self) -> Printout:
-        from rich.console import Group
-
-        from pipeline.runs.tables import tasks_table
-
         Rooms(self.cluster).fill(self.state, templates(self.workflow), nodes_of(self.workflow.get("status", {})))
         title = f"{self.state.model}  run {self.id}  {self.state.phase}  {self.state.message}".rstrip()
         report = self.report()
@@ -85,8 +84,6 @@ class ClusterRun:
 
     def report(self) -> Printout:
         """Return the results: the scores and the reason, if the workflow has them, and where everything is."""
-        from rich.console import Group
-
         document: dict[str, Any] = {
             "run": self.id,
             "engine": "argo",

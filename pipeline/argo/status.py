@@ -124,7 +124,9 @@ def _node(
         message, hint = "", ""
     elif phase not in FINISHED:  # a Retry node says that it waits; its last attempt says why
         message = ": ".join(filter(None, (waits, message)))
-    message = message or waits or (_suspended(node) if node["type"] == "Suspend" and phase == "Running" else "")
+    message = message or waits
+    if not message and node["type"] == "Suspend" and phase == "Running":
+        message = "; ".join(filter(None, (inputs_of(node).get("message"), SUSPENDED)))
     parameters = _outputs(node) or _outputs(last)
     return Node(
         name=name,
@@ -153,11 +155,6 @@ def _failure(attempt: Object) -> FailedAttempt:
 
 def _outputs(node: Object) -> list[Object]:
     return (node.get("outputs") or {}).get("parameters") or []
-
-
-def _suspended(node: Object) -> str:
-    """Return the message of a Suspend node that waits: its input *message*, and how to let it continue."""
-    return "; ".join(filter(None, (inputs_of(node).get("message", ""), SUSPENDED)))
 
 
 def _phase(node: Object, last: Object, code: str | None, retried: str) -> Phase:

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.argo.follow import follow
+from pipeline.argo.follow import show_until_ended
 from pipeline.argo.status import run_state
 from pipeline.argo.submission import TITLE, of_template
 from pipeline.argo.template import read
-from pipeline.runs.progress import observer_for
+from pipeline.settings.config import RunConfig
 from pipeline.workflow.parameters import COMMAND, STORE_COMMAND, store_settings
-from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
+from stages.parts.base.errors import Interrupted, RunFailed
 from stages.parts.base.program import PRINTED
 from stages.parts.base.store import canonical_json
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import WORKFLOWS
 from stages.parts.cluster.refusals import AlreadyExists
 
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-
 
 def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str, int]:
-    """Run ``slipway WORDS`` where the store is; its progress is shown on stderr.
-
-    Returns:
-        What it printed, and its exit code.
+    """Run ``slipway WORDS`` where the store is. Returns what it printed, and its exit code; its progress is on stderr.
 
     Raises:
         NotInstalled: the template is missing, or the pod's image can't be pulled; nothing was done.
@@ -44,16 +35,11 @@ def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str
     workflow["metadata"]["annotations"] = {TITLE: " ".join(("slipway", *words))}
     with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
         cluster.create(WORKFLOWS, workflow)
-    try:
-        ended = run_state(follow(cluster, name, observer_for(sys.stderr, Path(name))))
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"the command continues in the cluster, as the workflow {name}") from error
-    except NotInstalled:  # its image can't be pulled; it must not begin by itself once that is mended
-        cluster.merge(WORKFLOWS, name, {"spec": {"shutdown": "Terminate"}})
-        raise
+    continues = Interrupted(f"the command continues in the cluster, as the workflow {name}")
+    # Without its image it must not begin by itself once that is mended.
+    ended = run_state(show_until_ended(cluster, name, interrupted=continues, unpulled="Terminate"))
     node = next((node for node in ended.nodes if node.name == COMMAND), None)
-    printed = node.outputs.get(PRINTED, "") if node else ""
-    if node and (printed or ended.phase == "Succeeded"):
+    if node and ((printed := node.outputs.get(PRINTED, "")) or ended.phase == "Succeeded"):
         return printed, node.exit_code or 0
     if node is None or not node.message:
         raise RunFailed(f"the workflow {name} {ended.phase.lower()}: {ended.message or 'no message'}")

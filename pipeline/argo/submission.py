@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import uuid
@@ -59,7 +60,6 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     active = [one for one in earlier if not ended(one) and not one["spec"].get("shutdown")]
     if active and not force:
         return max(active, key=lambda one: str(one["metadata"]["creationTimestamp"])), False
-    submission = uuid.uuid4().hex
     numbers = (int(match["number"]) for one in earlier if (match := RUN_NAME.match(one["metadata"]["name"])))
     number = 1 + max(numbers, default=0)
     while True:
@@ -67,15 +67,21 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
         name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
         workflow = of_template(NAME, name, arguments)
         workflow["metadata"]["labels"][KEY_LABEL] = key
-        workflow["metadata"]["annotations"] = {TITLE: arguments["model"], SUBMISSION: submission}
-        try:
-            return cluster.create(WORKFLOWS, workflow), True
-        except AlreadyExists:
-            number += 1
-        try:
-            existing = cluster.get(WORKFLOWS, name)
-        except Absent:
-            continue
-        is_ours = existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission
-        if is_ours or not (force or ended(existing)):
-            return existing, is_ours
+        workflow["metadata"]["annotations"] = {TITLE: arguments["model"]}
+        number += 1
+        with contextlib.suppress(Absent):  # somebody else's, and removed at once
+            run, is_ours = create_once(cluster, workflow)
+            if is_ours or not (force or ended(run)):
+                return run, is_ours
+
+
+def create_once(cluster: Cluster, workflow: Object) -> tuple[Object, bool]:
+    """Create a workflow, unless there is one of its name. Returns the one that there is then, and whether it is ours: a
+    request whose answer was lost is sent again."""
+    metadata, submission = workflow["metadata"], uuid.uuid4().hex
+    metadata["annotations"] = {**metadata.get("annotations", {}), SUBMISSION: submission}
+    try:
+        return cluster.create(WORKFLOWS, workflow), True
+    except AlreadyExists:
+        existing = cluster.get(WORKFLOWS, metadata["name"])
+        return existing, existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission

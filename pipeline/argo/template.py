@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.argo.status import tasks
+from pipeline.settings.config import RunConfig
+from pipeline.settings.platform import DEFAULT_REPOSITORY
 from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import NotInstalled
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import TEMPLATES, Object
 from stages.parts.cluster.refusals import Absent
-
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
 
 
 def read(cluster: Cluster, name: str) -> Object:
@@ -57,7 +56,6 @@ def compare(template: Object, config: RunConfig) -> str:
 
 def rendered_as(template: Object, config: RunConfig) -> Object:
     """Render *config*, with what ``install`` found out about the cluster when it applied *template*."""
-    from pipeline.settings.platform import DEFAULT_REPOSITORY
     from pipeline.workflow.definition import workflow_template
     from pipeline.workflow.stage_templates import EXIT_HANDLER
 
@@ -70,9 +68,7 @@ def rendered_as(template: Object, config: RunConfig) -> Object:
 
 def with_cluster(config: RunConfig, changed: Mapping[str, str | None]) -> RunConfig:
     """*config* with other settings of its platform's cluster."""
-    if config.platform.cluster is None or not changed:
-        return config
-    cluster = config.platform.cluster.model_copy(update=dict(changed))
+    cluster = config.cluster.model_copy(update=dict(changed))
     return config.model_copy(update={"platform": config.platform.model_copy(update={"cluster": cluster})})
 
 

@@ -6,14 +6,13 @@ import contextlib
 import re
 from typing import Final
 
+from pipeline.local.manifest import seconds
 from stages.parts.base.errors import AccessDenied
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Object
 
 CONTROLLER: Final = "workflow-controller"
 REQUEUE: Final = "DEFAULT_REQUEUE_TIME"
-DURATION: Final = re.compile(r"([\d.]+)(ms|s|m|h)")
-SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 DEFAULT_KEY: Final = "workflows.argoproj.io/default-artifact-repository"
 REPOSITORY: Final = re.compile(r"^artifactRepository:((?:\n[ \t]+.*|\n[ \t]*)*)", re.MULTILINE)
 """The part of the controller's configuration, where that is one text."""
@@ -49,8 +48,9 @@ def notices_s(deployment: Object) -> float:
     """Return how many seconds may pass until the controller notices that a pod has ended and begins the next step."""
     containers = deployment["spec"]["template"]["spec"]["containers"]
     variables = {variable["name"]: variable for container in containers for variable in container.get("env", [])}
-    parts = DURATION.findall(str(variables.get(REQUEUE, {}).get("value", "")))
-    return sum(float(number) * SECONDS[unit] for number, unit in parts) if parts else 10.0
+    with contextlib.suppress(ValueError):
+        return seconds(str(variables.get(REQUEUE, {}).get("value", "")))
+    return 10.0
 
 
 def account(cluster: Cluster, namespace: str) -> str | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import client_keys, nodes
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
-from pipeline.runs.checks import CheckResult, Finding, missing, ok, results, warning
+from pipeline.cluster.manifests import for_kserve
+from pipeline.cluster.objects import CONTROLLER_ACCOUNT
+from pipeline.runs.checks import Finding, missing, ok, warning
+from pipeline.settings.config import RunConfig
 from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
@@ -33,9 +36,6 @@ from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_mo
 from stages.rollout.kserve.modes import all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS, PART_OF
 
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-
 CRON_WORKFLOWS: Final = "cronworkflows.argoproj.io"
 ARGO: Final = ("workflows.argoproj.io", "workflowtemplates.argoproj.io", CRON_WORKFLOWS)
 RIGHTS: Final = (
@@ -51,13 +51,8 @@ OLDEST: Final = "3.6"
 """The first version that knows all that the manifests have."""
 
 
-def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
-    """Run every check, in the order in which one would fix them.
-
-    Raises:
-        AccessDenied, ClusterUnavailable: the cluster's API can't be used.
-        ConfigError: the platform is one machine.
-    """
+def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
+    """Run every check, in the order in which one would fix them. Raises: AccessDenied, ClusterUnavailable."""
     version = cluster.request("GET", "/version").get("gitVersion", "unknown")
     checks: dict[str, Callable[[], Finding]] = {
         "Kubernetes": partial(ok, f"{version} at {cluster.address}"),
@@ -75,7 +70,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> list[CheckResult]:
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
         checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
-    return results({name: _as_far_as_visible(check) for name, check in checks.items()})
+    return {name: _as_far_as_visible(check) for name, check in checks.items()}
 
 
 def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
@@ -89,7 +84,7 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
         kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
     finding = _as_far_as_visible(partial(_kserve, cluster, config))
     if finding.state == "missing" or not _has(cluster, CRD, unseen=True):
-        raise NotInstalled(f"KServe: {finding.text}", hint=finding.hint)
+        raise NotInstalled(f"KServe: {finding.found}", hint=finding.hint)
 
 
 def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:
@@ -208,8 +203,6 @@ def _template(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _cache(cluster: Cluster, config: RunConfig) -> Finding:
     """Check that there is a memo, and that Argo's controller may write it: if it may not, each run ends in resolve."""
-    from pipeline.cluster.objects import CONTROLLER_ACCOUNT
-
     namespace = config.cluster.controller_namespace
     if (memo := cluster.find(CONFIG_MAPS, RESOLVE_CACHE, namespace)) is None:
         hint = f"{_install(config)}; without it each run asks the Hub for the commit"
@@ -230,8 +223,6 @@ def _cache(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     """Find what the rollout's first step will find, by the same code."""
-    from pipeline.cluster.manifests import for_kserve
-
     if not _has(cluster, CRD, unseen=True):
         return warning("not installed", "install KServe 0.20 or newer, or run without it: slipway run --no-serve")
     try:

@@ -1,40 +1,77 @@
-"""Applies the platform's manifests to a cluster: server-side, under a field manager of our own."""
+"""Applies the platform's manifests to a cluster, server-side and under a field manager of our own, and removes the same
+objects again, in the reverse order."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
 
+from rich.table import Table
+
+from pipeline.argo.runs import all_runs
+from pipeline.argo.status import ended
 from pipeline.argo.template import with_cluster
-from pipeline.cluster.changes import ObjectChange, in_order
 from pipeline.cluster.controller import account, has_repository
+from pipeline.cluster.manifests import documents_of, for_kserve
+from pipeline.runs.tables import plain_table
+from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
-from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict
+from pipeline.workflow.parameters import NAME
+from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
+from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict, NotInstalled
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, NAMESPACES, Kind, Object
-from stages.rollout.kserve.detect import CRD
+from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
+from stages.parts.cluster.refusals import Absent
+from stages.rollout.kserve.detect import CRD, serving_kinds
+from stages.rollout.kserve.objects import PART_OF
 
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-
+ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
+"""Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
 VOLATILE: Final = ("resourceVersion", "managedFields", "generation")
+SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
+UNLABELLED: Final = (
+    *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY)),
+    *(("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")),
+)
+"""What people make for Slipway by hand, and what every namespace has."""
+DERIVED: Final = frozenset({"Event", "Endpoints", "EndpointSlice"})
+"""Kinds that the cluster makes and forgets by itself."""
+SHOWN: Final = 3
+State = Literal[
+    "created",
+    "changed",
+    "unchanged",
+    "would be created",
+    "would be changed",
+    "removed",
+    "would be removed",
+    "absent",
+    "kept",
+]
+
+
+@dataclass(frozen=True)
+class ObjectChange:
+    kind: str
+    name: str
+    namespace: str
+    state: State
+    reason: str = ""
+    """Why the object, or a value in it, is kept."""
 
 
 def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[ObjectChange]:
     """Apply every document, after checking that the cluster has all their kinds, and, if KServe is installed, what
-    rollouts need.
-
-    Args:
-        dry_run: the cluster checks everything and changes nothing.
-        force: take over fields that another manager has changed.
+    rollouts need. *force* takes over fields that another manager has changed.
 
     Raises:
         NotInstalled: the definition of a custom resource is missing; the hint says what brings it.
         Conflict: another manager has changed a field, which is named.
         AccessDenied, ClusterRefused, ClusterUnavailable: the first document that fails raises it.
     """
-    from pipeline.cluster.manifests import documents_of, for_kserve
-
     documents = documents_of(_with_what_argo_has(cluster, config))
     if has_kserve(cluster):
         documents += for_kserve(config.platform.namespace)
@@ -111,3 +148,119 @@ def _as_people_set_it(body: Object, current: Object) -> Object:
 def _content(body: Object) -> Object:
     metadata = {key: value for key, value in body["metadata"].items() if key not in VOLATILE}
     return {key: value for key, value in body.items() if key != "status"} | {"metadata": metadata}
+
+
+def uninstall(cluster: Cluster, config: RunConfig, *, models: bool, dry_run: bool, force: bool) -> list[ObjectChange]:
+    """Remove what ``install`` applied; what is not there is no fault. With *models*, remove the claim for the volume
+    with the models too, and the namespace if nothing else is in it.
+
+    Raises:
+        Conflict: runs are active in the namespace, or endpoints serve there, and not *force*.
+        AccessDenied, ClusterUnavailable: the first object that fails raises it; what went before is removed.
+    """
+    documents = in_order([*documents_of(config), *for_kserve(config.platform.namespace)])[::-1]
+    if not force:
+        _refuse_while_used(cluster)
+    elsewhere = _other_installation(cluster)
+    return [_remove(cluster, body, elsewhere, models=models, dry_run=dry_run) for body in documents]
+
+
+def _remove(cluster: Cluster, body: Object, elsewhere: str, *, models: bool, dry_run: bool) -> ObjectChange:
+    name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
+    change = partial(ObjectChange, body["kind"], name, namespace)
+    try:
+        kind = cluster.kind(body["apiVersion"], body["kind"])
+        current = cluster.get(kind, name, namespace)
+        if reason := _reason_to_keep(cluster, kind, current["metadata"], elsewhere, models=models):
+            return change("kept", reason)
+        if dry_run:
+            return change("would be removed")
+        cluster.delete(kind, name, namespace)
+    except (NotInstalled, Absent):
+        return change("absent")
+    return change("removed")
+
+
+def _refuse_while_used(cluster: Cluster) -> None:
+    active = []
+    with contextlib.suppress(NotInstalled):
+        active = [run.id for run in all_runs(cluster) if not ended(run.workflow)]
+    if active:
+        hint = f"wait, or stop them: slipway stop {active[0]} --namespace {cluster.namespace}; --force goes on"
+        raise Conflict(f"runs are active in namespace {cluster.namespace}: {', '.join(active)}", hint=hint)
+    endpoints, kinds = [], []
+    for kind in serving_kinds():
+        with contextlib.suppress(Absent):  # no KServe
+            if services := cluster.list(kind, labels=SELECTOR)[0]:
+                endpoints += [service["metadata"]["name"] for service in services]
+                kinds.append(kind.plural)
+    if endpoints:
+        remove = f"kubectl -n {cluster.namespace} delete {','.join([*kinds, 'httproutes'])} -l {SELECTOR}"
+        hint = f"they need the runtime that goes; {remove}, or --force leaves them as they are"
+        raise Conflict(f"endpoints serve in namespace {cluster.namespace}: {', '.join(endpoints)}", hint=hint)
+
+
+def _other_installation(cluster: Cluster) -> str:
+    """Return another namespace with our template, or an empty text. It shares what is outside of namespaces."""
+    try:
+        templates, _ = cluster.list(TEMPLATES, labels=SELECTOR, everywhere=True)
+    except Absent:
+        return ""
+    namespaces = (body["metadata"]["namespace"] for body in templates if body["metadata"]["name"] == NAME)
+    return next((namespace for namespace in namespaces if namespace != cluster.namespace), "")
+
+
+def _reason_to_keep(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: str, *, models: bool) -> str:
+    """Say why an object stays; return an empty text if it goes."""
+    marks = (metadata.get("labels") or {}) | (metadata.get("annotations") or {})
+    if not PART_OF.items() <= marks.items():
+        return f"not Slipway's: it lacks the label {SELECTOR}"
+    if kind == NAMESPACES:
+        return _also_holds(cluster) if models else "with the models; --models removes it if it holds nothing else"
+    if kind == CLAIMS and not models:
+        return "it holds the models; --models removes it"
+    private = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
+    if elsewhere and not private:
+        return f"Slipway in namespace {elsewhere} needs it"
+    return ""
+
+
+def _also_holds(cluster: Cluster) -> str:
+    """Say what the namespace holds besides what is ours; return an empty text if nothing."""
+    try:
+        foreign = list(_foreign(cluster))
+    except AccessDenied as error:
+        return f"what else it holds may not be seen: {error}"
+    more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+    return f"it also holds {', '.join(foreign[:SHOWN])}{more}" if foreign else ""
+
+
+def _foreign(cluster: Cluster) -> Iterator[str]:
+    """Name the objects that somebody else made; those with an owner are judged by the owner."""
+    for kind in cluster.listable():
+        if kind.name in DERIVED or kind.group.endswith("metrics.k8s.io"):
+            continue
+        for metadata in (body["metadata"] for body in cluster.list(kind)[0]):
+            ours = PART_OF.items() <= (metadata.get("labels") or {}).items() or metadata.get("ownerReferences")
+            if not ours and (kind.name, metadata["name"]) not in UNLABELLED:
+                yield f"{kind.name} {metadata['name']}"
+
+
+def in_order(documents: list[Object]) -> list[Object]:
+    """Sort *documents* so that each can be applied after those before it."""
+
+    def place(body: Object) -> tuple[int, bool]:
+        group = body["apiVersion"].rpartition("/")[0]
+        first = ORDER.index(body["kind"]) if body["kind"] in ORDER else len(ORDER)
+        return first, "." in group and not group.endswith("k8s.io")
+
+    return sorted(documents, key=place)
+
+
+def table(changes: list[ObjectChange]) -> Table:
+    """Lay *changes* out for a terminal, one row for each object."""
+    rows = plain_table("Kind", "Name", "Namespace", "State")
+    for change in changes:
+        state = f"{change.state}: {change.reason}" if change.reason else change.state
+        rows.add_row(change.kind, change.name, change.namespace or "–", state)
+    return rows

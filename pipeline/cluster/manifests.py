@@ -8,7 +8,6 @@ from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlay
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -127,9 +126,7 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    program = "python -m pipeline.cluster.manifests"
-    description = "Write the files in manifests/ that follow from configs/."
-    argparse.ArgumentParser(program, description=description, epilog=f"example: {program}").parse_args()
+    """Write the files in ``manifests/`` that follow from ``configs/``, and print the paths of those that changed."""
     for path, text in files().items():
         file = MANIFESTS / path
         if not file.is_file() or file.read_text(encoding="utf-8") != text:

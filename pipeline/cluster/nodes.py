@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pipeline.argo.pending import UNITS, shown
 from pipeline.runs.checks import Finding, ok, warning
+from pipeline.settings.config import RunConfig
+from pipeline.settings.platform import Nodes
 from pipeline.settings.serving import kserve_settings
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import NODES, Object
 from stages.parts.cluster.nodes import Amounts, admits, allocatable, quantity
 from stages.parts.records.rollout import KSERVE
-
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-    from pipeline.settings.platform import Nodes
-    from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.settings import KServe
 
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:

@@ -5,21 +5,19 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, WorkflowTemplate, models
 
 from pipeline.cluster.objects import labelled
+from pipeline.settings.config import RunConfig
+from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from pipeline.workflow.pods import OUTPUTS_MOUNT, titled
 from pipeline.workflow.stage_templates import API_KEY, workflow_parameter
 from stages.parts.base.program import PRINTED
 from stages.parts.cluster.kinds import Object
-
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-    from pipeline.settings.platform import Platform
 
 INSTALLED: Final = f"{NAME}-settings"
 """The ConfigMap with the settings that hold unless a command brings its own."""

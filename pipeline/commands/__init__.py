@@ -1,1 +1,1 @@
-"""Groups of commands; ``register(app)`` of each module adds its commands to the command line."""
+"""Groups of commands; ``commands`` of each module is added to the command line."""

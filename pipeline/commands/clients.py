@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import ConfigOptions, JsonOption, Where, add, command_group, print_result
+from pipeline.commands.options import Commands, ConfigOptions, Where
+from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,15 +19,10 @@ if TYPE_CHECKING:
 NameArgument = Annotated[str, typer.Argument(help="The client's name, in lower case.")]
 
 
-def register(app: typer.Typer) -> None:
-    group = command_group("Give clients of the endpoints their own keys and limits.", "clients list")
-    add(group, add_client, "clients add search --model org/name --tokens-per-minute 20000", name="add")
-    add(group, rotate, "clients rotate search")
-    add(group, rm, "clients rm search")
-    add(group, list_clients, "clients list --json", name="list")
-    app.add_typer(group, name="clients")
+commands = Commands("Give clients of the endpoints their own keys and limits.", "clients list", name="clients")
 
 
+@commands.add("clients add search --model org/name --tokens-per-minute 20000", name="add")
 def add_client(
     name: NameArgument,
     model: Annotated[
@@ -43,8 +39,7 @@ def add_client(
     *,
     options: ConfigOptions,
     where: Where,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Add a client, and print its key.
 
     The key is shown only now, and is accepted at once, without a restart. On a cluster, a file that the platform names
@@ -73,10 +68,11 @@ def add_client(
     else:
         client = parse(clients.Client, {"name": name, "key_sha256": ""} | limits, "slipway clients add")
         key = clients.add(where.store.absolute(), client)
-    print_result({"name": name, "key": key}, key, as_json)
+    return Printout({"name": name, "key": key}, key)
 
 
-def rotate(name: NameArgument, *, options: ConfigOptions, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("clients rotate search")
+def rotate(name: NameArgument, *, options: ConfigOptions, where: Where) -> Printout:
     """Give a client another key, and print it.
 
     The old key is refused from now on.
@@ -89,10 +85,11 @@ def rotate(name: NameArgument, *, options: ConfigOptions, where: Where, as_json:
         from stages.parts.endpoint import clients
 
         key = clients.rotate(where.store.absolute(), name)
-    print_result({"name": name, "key": key}, key, as_json)
+    return Printout({"name": name, "key": key}, key)
 
 
-def rm(name: NameArgument, *, options: ConfigOptions, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("clients rm search")
+def rm(name: NameArgument, *, options: ConfigOptions, where: Where) -> Printout:
     """Remove a client: its key is refused from now on."""
     if where.on_cluster:
         from pipeline.cluster import client_keys
@@ -102,10 +99,11 @@ def rm(name: NameArgument, *, options: ConfigOptions, where: Where, as_json: Jso
         from stages.parts.endpoint import clients
 
         clients.remove(where.store.absolute(), name)
-    print_result({"name": name}, f"removed {name}", as_json)
+    return Printout({"name": name}, f"removed {name}")
 
 
-def list_clients(*, options: ConfigOptions, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("clients list --json", name="list")
+def list_clients(*, options: ConfigOptions, where: Where) -> Printout:
     """List the clients and their limits; shows no key."""
     if where.on_cluster:
         from pipeline.cluster.client_keys import holders
@@ -113,14 +111,13 @@ def list_clients(*, options: ConfigOptions, where: Where, as_json: JsonOption = 
         cluster, clients = _on_cluster(options, where)
         keys = holders(cluster, clients)
         document = [client.model_dump(mode="json") | {"key": client.name in keys} for client in clients.clients]
-        print_result(document, _table(clients.clients, keys=keys), as_json)
-        return
+        return Printout(document, _table(clients.clients, keys=keys))
     from stages.parts.endpoint.clients import read_clients
 
     stored = read_clients(where.store.absolute())
     rows = stored.clients if stored else ()
     text: Any = _table(rows) if rows else "no clients; add one with: slipway clients add NAME"
-    print_result([client.model_dump(mode="json", exclude={"key_sha256"}) for client in rows], text, as_json)
+    return Printout([client.model_dump(mode="json", exclude={"key_sha256"}) for client in rows], text)
 
 
 def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterClients]:

@@ -7,38 +7,37 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.options import ConfigOptions, ContextOption, JsonOption, Where, add, print_result
+from pipeline.commands.options import Commands, ConfigOptions, ContextOption, Where
+from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
-
-def register(app: typer.Typer) -> None:
-    add(app, doctor, "doctor")
-    add(app, install, "install --platform eks --dry-run")
-    add(app, uninstall, "uninstall --platform eks --dry-run")
+commands = Commands()
 
 
-def doctor(*, options: ConfigOptions, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("doctor")
+def doctor(*, options: ConfigOptions, where: Where) -> Printout:
     """Check that this machine or a cluster is ready for runs.
 
     Says how to get what is missing.
     """
-    from pipeline.runs.checks import checks_table
+    from pipeline.runs.checks import findings_table
 
     settings = where.settings(options)
     if where.on_cluster:
         from pipeline.cluster.doctor import check_cluster
 
-        checks = check_cluster(where.cluster(settings), settings)
+        findings = check_cluster(where.cluster(settings), settings)
     else:
         from pipeline.local.doctor import check_machine
 
-        checks = check_machine(settings, where.store.absolute())
-    print_result([check.model_dump() for check in checks], checks_table(checks), as_json)
-    if any(check.state == "missing" for check in checks):
-        raise typer.Exit(1)
+        findings = check_machine(settings, where.store.absolute())
+    failure = typer.Exit(1) if any(finding.state == "missing" for finding in findings.values()) else None
+    document = [{"what": check, **finding._asdict()} for check, finding in findings.items()]
+    return Printout(document, findings_table(findings), failure)
 
 
+@commands.add("install --platform eks --dry-run")
 def install(
     context: ContextOption = None,
     dry_run: Annotated[
@@ -47,26 +46,25 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Take over fields that another manager has changed.")] = False,
     *,
     options: ConfigOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Apply what a cluster needs for runs and rollouts.
 
     That is the namespace, rights, network policies, the volume, limits, the workflow template and, if KServe is
     installed, what rollouts need. It can be repeated: only what differs is changed. Argo Workflows must be installed
     already.
     """
-    from pipeline.cluster.changes import table
-    from pipeline.cluster.install import has_kserve
+    from pipeline.cluster.install import has_kserve, table
     from pipeline.cluster.install import install as apply
 
     settings = options.of_cluster()
     cluster = Where(context=context).cluster(settings)
     applied = apply(cluster, settings, dry_run=dry_run, force=force)
-    print_result([vars(change) for change in applied], table(applied), as_json)
     if not has_kserve(cluster):
         say("note: KServe is not installed, so runs can't serve; once it is, install again")
+    return Printout([vars(change) for change in applied], table(applied))
 
 
+@commands.add("uninstall --platform eks --dry-run")
 def uninstall(
     context: ContextOption = None,
     models: Annotated[
@@ -78,14 +76,13 @@ def uninstall(
     force: Annotated[bool, typer.Option("--force", help="Go on while runs are active or endpoints serve.")] = False,
     *,
     options: ConfigOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Remove from a cluster what install applied.
 
     The models and the namespace stay.
     """
-    from pipeline.cluster.changes import table
-    from pipeline.cluster.uninstall import uninstall as remove
+    from pipeline.cluster.install import table
+    from pipeline.cluster.install import uninstall as remove
 
     settings = options.of_cluster()
     cluster = Where(context=context).cluster(settings)
@@ -101,4 +98,4 @@ def uninstall(
             f"Remove {objects} from namespace {cluster.namespace} of {cluster.address}?", abort=True, err=True
         )
     removed = remove(cluster, settings, models=models, dry_run=dry_run, force=force)
-    print_result([vars(removal) for removal in removed], table(removed), as_json)
+    return Printout([vars(removal) for removal in removed], table(removed))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import STORE, JsonOption, ProfileOption, RunArgument, StoreOption, add, print_result
-from pipeline.commands.volume import VolumeOptions, on_the_volume
+from pipeline.commands.options import STORE, Commands, ProfileOption, RunArgument, StoreOption, VolumeOptions
+from pipeline.runs.engine import Printout
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
@@ -24,14 +24,11 @@ AssignmentOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    add(app, on_the_volume(verify_decision), "verify-decision latest")
-    add(app, score, "score latest --profile chatbot --set weights.latency=0.4")
-    add(app, compare, "compare 20260102-030405-6a1b latest")
-    add(app, samples, "samples latest --parquet samples.parquet")
+commands = Commands()
 
 
-def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
+@commands.add("verify-decision latest")
+def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions) -> Printout:
     """Recompute a run's decision from its raw samples.
 
     Recomputes the metrics, scores and winner, and compares them with what was published. Every changed sample, weights
@@ -46,34 +43,33 @@ def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions, as_j
     verdict = verify(run)
     verified = not verdict.findings and not verdict.replayed_by
     document = vars(verdict) | {"run": run.name, "verified": verified}
-    if not verified and as_json:
-        print_result(document, None, as_json)
-        raise typer.Exit(VerificationFailed.exit_code)
     if verdict.findings:
         count = "one thing does" if len(verdict.findings) == 1 else f"{len(verdict.findings)} things do"
         findings = (*verdict.findings, *(f"note: {note}" for note in verdict.notes))
         lines = "".join(f"\n    {finding}" for finding in findings)
-        raise VerificationFailed(
+        failure = VerificationFailed(
             f"the decision of run {run.name} does not follow from what was measured: {count} not agree{lines}",
             hint="to make changed files again, remove them and run again",
         )
-    if verdict.replayed_by:
-        raise VerificationFailed(
+    elif verdict.replayed_by:
+        failure = VerificationFailed(
             f"the decision of run {run.name} was made by the rules of Slipway {verdict.replayed_by}, which this "
             f"version can't replay; its samples, figures, weights and documents agree "
             f"({len(verdict.compared)} of them)",
             hint=f"install Slipway {verdict.replayed_by}, and verify it with that version",
         )
-    print_result(document, _verified(run.name, verdict), as_json)
+    else:
+        return Printout(document, _verified(run.name, verdict))
+    return Printout(document, None, failure)
 
 
+@commands.add("score latest --profile chatbot --set weights.latency=0.4")
 def score(
     name: RunArgument = "latest",
     profile: ProfileOption = None,
     assignments: AssignmentOption = None,
     store: StoreOption = STORE,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Score a run again, with another profile or weights.
 
     Runs nothing and publishes nothing.
@@ -100,15 +96,15 @@ def score(
     marked = [f"changed: {line}" for line in changed] or ["unchanged: it is what was published"]
     lead = f"the measurements of run {run.name}, scored again; nothing is published\n"
     reasons = [decision.reason, *decision.notes, *cost_lines(decision)]
-    print_result(document, Group(lead, score_table(decision), "", *reasons, "", *marked), as_json)
+    return Printout(document, Group(lead, score_table(decision), "", *reasons, "", *marked))
 
 
+@commands.add("compare 20260102-030405-6a1b latest")
 def compare(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's id, or its beginning.")],
     second: Annotated[str, typer.Argument(metavar="RUN_B", help="A run's id, or its beginning, or latest.")],
     store: StoreOption = STORE,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Compare two runs.
 
     Compares their settings, versions, hardware and metrics, says which differences exceed the noise, and names the
@@ -121,9 +117,10 @@ def compare(
     runs = [folder(store, name) for name in (first, second)]
     comparison = compared(*(read_stored(run) for run in runs))
     document = comparison.model_dump(mode="json") | {"runs": [run.name for run in runs]}
-    print_result(document, _comparison(runs[0].name, runs[1].name, comparison), as_json)
+    return Printout(document, _comparison(runs[0].name, runs[1].name, comparison))
 
 
+@commands.add("samples latest --parquet samples.parquet")
 def samples(
     name: RunArgument = "latest",
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV to this file.")] = None,

@@ -9,16 +9,14 @@ import typer
 
 from pipeline.commands.options import (
     STORE,
+    Commands,
     ConfigOptions,
-    JsonOption,
     StoreOption,
     WorkloadOption,
-    add,
-    command_group,
     model_store,
-    print_result,
 )
 from pipeline.commands.releases import target_of_endpoint
+from pipeline.runs.engine import Printout
 from stages.parts.base.log import say
 
 if TYPE_CHECKING:
@@ -34,40 +32,32 @@ ServedModelArgument = Annotated[str, typer.Argument(help="A model that is being 
 
 @dataclasses.dataclass(frozen=True)
 class DrillOptions(ConfigOptions):
-    """The settings of a drill, the store, and how its result is printed."""
+    """The settings of a drill, and the store."""
 
     workload: WorkloadOption = None
     store: StoreOption = STORE
-    as_json: JsonOption = False
 
-    def settings(self) -> RunConfig:
-        return self.load(workload=self.workload)
+    def of(self, model: str, *, served: bool = True) -> tuple[RunConfig, ModelStore, Target, str]:
+        """Return the settings, the model's folder, the target that serves it, and the address to send requests to if
+        this machine can't resolve the cluster's host names.
 
-    def end(self, result: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill) -> None:
-        """Print the result, and fail if the drill failed."""
-        from stages.parts.base.errors import DrillFailed
-        from stages.rollout.drills import check
+        Raises: NothingToServe: the platform is this machine, and has no endpoint, although *served*.
+        """
+        from stages.parts.records.rollout import LOCAL
+        from stages.rollout.drills import running_endpoint
 
-        document = result.model_dump(mode="json") | {"held": not result.failures()}
-        print_result(document, _table(document), self.as_json)
-        try:
-            check(result.failures(), result.answers)
-        except DrillFailed as error:
-            if not self.as_json:
-                raise
-            say(error.render())  # stdout holds the document alone
-            raise typer.Exit(error.exit_code) from error
+        settings, store = self.load(workload=self.workload), model_store(self.store, model)
+        on_cluster = settings.platform.serves_on != LOCAL
+        if served and not on_cluster:
+            running_endpoint(store)
+        via = settings.kserve.gateway_url or "" if on_cluster else ""
+        return settings, store, target_of_endpoint(settings, store, model), via
 
 
-def register(app: typer.Typer) -> None:
-    group = command_group("Test the running endpoint with load and failures.", "drill rollback org/name")
-    add(group, load, "drill load org/name --peak 32 --seconds 120")
-    add(group, rollback, "drill rollback org/name --json")
-    add(group, crash, "drill crash org/name")
-    add(group, scale, "drill scale org/name --platform gke --down")
-    app.add_typer(group, name="drill")
+commands = Commands("Test the running endpoint with load and failures.", "drill rollback org/name", name="drill")
 
 
+@commands.add("drill load org/name --peak 32 --seconds 120")
 def load(
     model: ServedModelArgument,
     peak: Annotated[
@@ -78,16 +68,16 @@ def load(
     tpot_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
     *,
     options: DrillOptions,
-) -> None:
+) -> Printout:
     """Send twice the expected peak load.
 
     Fails if a request fails or a latency target is missed.
     """
+    from stages.parts.base.errors import NothingToServe
     from stages.parts.base.workload import Slo
     from stages.rollout.drills import access_to, drill_load
 
-    settings = options.settings()
-    store = model_store(options.store, model)
+    settings, store, target, via = options.of(model)
     slo = settings.workload.slo
     if ttft_ms is not None or tpot_ms is not None:
         slo = Slo(
@@ -95,32 +85,32 @@ def load(
             tpot_ms=tpot_ms or (slo.tpot_ms if slo else UNBOUNDED_MS),
         )
     expected = peak or settings.workload.concurrency
-    url = _endpoint(settings, store, model)
+    if target.split().stable is None:
+        raise NothingToServe(f"{model} is not being served on {settings.platform.name}")
     say(f"{2 * expected} requests in flight for {seconds:g} s")
-    access = access_to(store, url, _via(settings))
-    options.end(drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo))
+    access = access_to(store, target.client_url(), via)
+    return _result(drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo))
 
 
+@commands.add("drill rollback org/name --json", cleans_up=True)
 def rollback(
     model: ServedModelArgument,
     limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the rollback may take.")] = 300,
     *,
     options: DrillOptions,
-) -> None:
+) -> Printout:
     """Roll back under load, and forward again.
 
     Goes to the previous release. Fails if it takes too long or a request fails. With a platform that serves on KServe,
     it is tested there.
     """
-    from stages.parts.base.program import answer_sigterm
     from stages.rollout.drills import drill_rollback
 
-    answer_sigterm()
-    settings, store = options.settings(), model_store(options.store, model)
-    target, via = _target(settings, store, model), _via(settings)
-    options.end(drill_rollback(store, target, settings.workload, settings.rollout, limit_s=limit_s, via=via))
+    settings, store, target, via = options.of(model)
+    return _result(drill_rollback(store, target, settings.workload, settings.rollout, limit_s=limit_s, via=via))
 
 
+@commands.add("drill crash org/name")
 def crash(
     model: ServedModelArgument,
     canary: Annotated[
@@ -128,7 +118,7 @@ def crash(
     ] = False,
     *,
     options: DrillOptions,
-) -> None:
+) -> Printout:
     """Kill a server under load, and count failed requests.
 
     Fails if it does not answer again within five minutes. With a platform that serves on KServe, one of the release's
@@ -136,11 +126,11 @@ def crash(
     """
     from stages.rollout.drills import drill_crash
 
-    settings, store = options.settings(), model_store(options.store, model)
-    target = _target(settings, store, model)
-    options.end(drill_crash(store, target, settings.workload, canary=canary, via=_via(settings)))
+    settings, store, target, via = options.of(model)
+    return _result(drill_crash(store, target, settings.workload, canary=canary, via=via))
 
 
+@commands.add("drill scale org/name --platform gke --down")
 def scale(
     model: ServedModelArgument,
     limit_s: Annotated[
@@ -152,7 +142,7 @@ def scale(
     ] = False,
     *,
     options: DrillOptions,
-) -> None:
+) -> Printout:
     """Send more load until more replicas are ready.
 
     Fails if they don't get ready or a request fails. This needs a platform that serves on KServe, with KEDA or Knative.
@@ -160,48 +150,19 @@ def scale(
     """
     from stages.rollout.scale_drill import ScaleLimits, drill_scale
 
-    settings, store = options.settings(), model_store(options.store, model)
-    target = target_of_endpoint(settings, store, model)
+    settings, store, target, via = options.of(model, served=False)
     limits = ScaleLimits(limit_s=limit_s, seconds=seconds, down=down)
-    options.end(drill_scale(store, target, settings.workload, limits, via=_via(settings)))
+    return _result(drill_scale(store, target, settings.workload, limits, via=via))
 
 
-def _target(settings: RunConfig, store: ModelStore, model: str) -> Target:
-    """Return the target that serves the model. Raises: NothingToServe: there is no endpoint on this machine."""
-    from stages.parts.records.rollout import LOCAL
-    from stages.rollout.drills import running_endpoint
+def _result(drill: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill) -> Printout:
+    """Print how a drill went; the command fails if the drill failed."""
+    from stages.rollout.drills import failure_of
 
-    if settings.platform.serves_on == LOCAL:
-        running_endpoint(store)
-    return target_of_endpoint(settings, store, model)
-
-
-def _endpoint(settings: RunConfig, store: ModelStore, model: str) -> str:
-    """Return the base URL that clients use. Raises: NothingToServe: the model is not being served."""
-    from pipeline.settings.serving import target_of
-    from stages.parts.base.errors import NothingToServe
-    from stages.parts.records.rollout import LOCAL
-    from stages.rollout.drills import running_endpoint
-
-    if settings.platform.serves_on == LOCAL:
-        return running_endpoint(store).url
-    target = target_of(settings, store, model, settings.serving)
-    if target.split().stable is None:
-        raise NothingToServe(f"{model} is not being served on {settings.platform.name}")
-    return target.client_url()
-
-
-def _via(settings: RunConfig) -> str:
-    """Return the address to send requests to, if this machine can't resolve the cluster's host names; else empty."""
-    from stages.parts.records.rollout import LOCAL
-
-    return "" if settings.platform.serves_on == LOCAL else settings.kserve.gateway_url or ""
-
-
-def _table(document: dict[str, object]) -> str:
+    document = drill.model_dump(mode="json") | {"held": not drill.failures()}
     lines = []
     for name, value in document.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key} {part}" for key, part in value.items())
         lines.append(f"{name:20} {value}")
-    return "\n".join(lines)
+    return Printout(document, "\n".join(lines), failure_of(drill.failures(), drill.answers))

@@ -10,26 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.options import (
+    Commands,
     ConfigOption,
     ConfigOptions,
     FollowOption,
-    JsonOption,
     ProfileOption,
     SetOption,
     Where,
-    add,
     argo_engine,
-    print_result,
 )
+from pipeline.runs.engine import Printout, RunRequest
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
-
-def register(app: typer.Typer) -> None:
-    add(app, trigger, "trigger --payload event.json --dry-run")
-    add(app, receive, "receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes")
+commands = Commands()
 
 
+@commands.add("trigger --payload event.json --dry-run")
 def trigger(
     payload: Annotated[str, typer.Option(metavar="FILE", help="The webhook's body, as JSON. -: standard input.")],
     provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
@@ -40,24 +37,22 @@ def trigger(
     assignments: SetOption = None,
     *,
     where: Where,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Start the run that a registry's webhook would start.
 
     If the event starts no run, it says why and ends with exit code 52.
     """
+    from pipeline.events import push as pushes
     from pipeline.events.providers import push_of
-    from pipeline.events.starting import start
-    from pipeline.events.starting import workflow as workflow_of
 
     push = push_of(provider, _read(payload))
     say(f"{push.model} was pushed at {push.commit}")
     if dry_run:
         import yaml
 
-        workflow = workflow_of(push)
-        print_result(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip(), as_json)
-    elif where.on_cluster:
+        workflow = pushes.workflow(push)
+        return Printout(workflow, yaml.safe_dump(workflow, sort_keys=False).rstrip())
+    if where.on_cluster:
         from pipeline.cluster.manifests import NAMESPACE
 
         if profile or config or assignments:
@@ -66,16 +61,13 @@ def trigger(
                 hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
             )
         engine = argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
-        run = engine.announce(start(engine.cluster, push), is_new=True)
-        print_result(*engine.result(run), as_json)
-    else:
-        from pipeline.runs.engine import RunRequest
-
-        settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
-        request = RunRequest(push.model, push.commit, serve=True)
-        print_result(*where.engine_of().start(settings, request), as_json)
+        run = engine.announce(pushes.start(engine.cluster, push), is_new=True)
+        return engine.result(run)
+    settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
+    return where.engine_of().start(settings, RunRequest(push.model, push.commit, serve=True))
 
 
+@commands.add("receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes")
 def receive(
     forward_to: Annotated[
         str, typer.Option(metavar="URL", envvar="SLIPWAY_FORWARD_TO", help="The EventSource of Argo Events.")
@@ -102,19 +94,9 @@ def receive(
     that Harbor sends (/harbor); a provider without a secret is not accepted. SLIPWAY_EVENTS_TOKEN is the EventSource's
     token. Each variable with _FILE at its end names a file with the secret instead.
     """
-    from pipeline.events.receiver import Options, serve
+    from pipeline.events.receiver import serve
 
-    serve(
-        Options(
-            forward_to=forward_to,
-            allowed=allow,
-            host=host,
-            port=port,
-            per_hour=per_hour,
-            memory=memory,
-            patience_s=patience,
-        )
-    )
+    serve(forward_to, allow, host=host, port=port, per_hour=per_hour, memory=memory, patience_s=patience)
 
 
 def _read(path: str) -> Any:

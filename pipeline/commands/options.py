@@ -1,10 +1,10 @@
 """The options that commands share, reading the settings, and printing the result.
 
 Options that belong together are a group: a frozen dataclass whose fields are options. A command that has a parameter of
-such a type has all its options, once ``add`` has added the command to the command line:
+such a type has all its options. One that returns a ``Printout`` has ``--json``, and what it returns is printed:
 
-    def stop(name: RunArgument = "latest", *, where: Where) -> None: ...
-    add(app, stop, "stop latest")
+    @commands.add("report latest")
+    def report(name: RunArgument = "latest", *, where: Where) -> Printout: ...
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from stages.parts.base.errors import ConfigError
+from pipeline.runs.engine import Printout
+from stages.parts.base.errors import ConfigError, SlipwayError
+from stages.parts.base.log import say
 
 if TYPE_CHECKING:
     from typer.core import TyperOption
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 RUN_PREFIX: Final = "slipway-"
 """The beginning of the names of runs on a cluster; ids of runs on this machine begin with a date."""
 STORE: Final = Path(".slipway")
+EXAMPLE: Final = "Example: slipway "
+Command: TypeAlias = Callable[..., Printout | None]
 
 ModelArgument = Annotated[str, typer.Argument(help="A model that a run has published.")]
 AnyModelArgument = Annotated[
@@ -105,15 +109,8 @@ class ConfigOptions:
 
     def of_cluster(self, **names: Any) -> RunConfig:
         """Read the settings of a cluster. Raises: ConfigError: the platform is this machine."""
-        from pipeline.settings.config import names as names_of
-
         settings = self.load(**names)
-        if settings.platform.cluster is None:
-            clusters = ", ".join(name for name in names_of("platform") if name != "local")
-            raise ConfigError(
-                f"the platform {settings.platform.name} is one machine, not a cluster",
-                hint=f"--platform, or SLIPWAY_PLATFORM: one of {clusters}",
-            )
+        _ = settings.cluster  # which refuses a platform that is one machine
         return settings
 
 
@@ -179,6 +176,38 @@ def argo_engine(cluster: Cluster, *, follow: bool) -> ArgoEngine:
     return ArgoEngine(cluster, check_serving, follow=follow)
 
 
+@dataclasses.dataclass(frozen=True)
+class VolumeOptions(Where, ConfigOptions):
+    """Where a store is, on this machine or on the volume of a cluster's namespace, and the settings of a command.
+
+    With ``--engine argo`` the command runs in a pod that has the volume, with the same output and exit code.
+    """
+
+    invocation: typer.Context = dataclasses.field(kw_only=True)
+
+    def call_in_pod(self) -> None:
+        from pipeline.argo.store_command import call
+
+        settings = self.of_cluster()
+        output, exit_code = call(self.cluster(settings), settings, [*self._words()])
+        sys.stdout.write(output)
+        if exit_code:
+            raise typer.Exit(exit_code)
+
+    def _words(self) -> Iterator[str]:
+        """Yield the words of the command line, without what says where the command runs and with which settings."""
+        yield from self.invocation.command_path.removeprefix(self.invocation.find_root().command_path).split()
+        place = {field.name for field in dataclasses.fields(self)}
+        for param in self.invocation.command.params:
+            value = self.invocation.params.get(param.name or "")
+            if param.name in place or value is None or value is False:
+                continue
+            if param.param_type_name == "argument":
+                yield str(value)
+            else:
+                yield param.opts[0] if value is True else f"{param.opts[0]}={value}"
+
+
 class _Group(TyperGroup):
     """A group of commands whose own help option is known to be off without pydantic, whose import takes longer than
     printing a command's help."""
@@ -190,43 +219,54 @@ class _Group(TyperGroup):
         return option
 
 
-def command_group(text: str, example: str, **options: Any) -> typer.Typer:
-    """Return a group of commands with a help *text* and an example. It needs no rich, whose import takes 0.3 s."""
-    return typer.Typer(
-        cls=_Group, help=text, epilog=_epilog(example), no_args_is_help=True, rich_markup_mode=None, **options
-    )
+class Commands(typer.Typer):
+    """A group of commands with a help *text* and an example. It needs no rich, whose import takes 0.3 s."""
+
+    def __init__(self, text: str | None = None, example: str = "", **options: Any) -> None:
+        super().__init__(
+            cls=_Group, help=text, epilog=EXAMPLE + example, no_args_is_help=True, rich_markup_mode=None, **options
+        )
+
+    def add(self, example: str, name: str | None = None, *, cleans_up: bool = False) -> Callable[[Command], Command]:
+        """Add a command, with the options of its groups, and an example as the last line of its help.
+
+        Without a *name*, it has the function's, with hyphens. One that *cleans_up* ends after SIGTERM as after Ctrl-C.
+        """
+
+        def added(command: Command) -> Command:
+            self.command(name, epilog=EXAMPLE + example)(grouped(command, cleans_up=cleans_up))
+            return command
+
+        return added
 
 
-def add(app: typer.Typer, command: Callable[..., None], example: str, name: str | None = None) -> None:
-    """Add a command, with the options of its groups, and an example as the last line of its help.
-
-    Without a *name*, it has the function's, with hyphens.
-    """
-    app.command(name, epilog=_epilog(example))(grouped(command))
-
-
-def _epilog(example: str) -> str:
-    return f"Example: slipway {example}"
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let typer see the fields of the groups that *command* takes, and *command* the groups."""
-    types = get_type_hints(command, include_extras=True)
+def grouped(command: Command, *, cleans_up: bool) -> Callable[..., None]:
+    """Let typer see the fields of the groups that *command* takes, and *command* the groups; print what it returns."""
+    types, keyword = get_type_hints(command, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     declared = inspect.signature(command).parameters
     groups = {name: types[name] for name in declared if dataclasses.is_dataclass(types[name])}
     parameters = [declared[name].replace(annotation=types[name]) for name in declared if name not in groups]
+    if Printout in (types["return"], *get_args(types["return"])):
+        parameters.append(inspect.Parameter("as_json", keyword, default=False, annotation=JsonOption))
     for group in groups.values():
         hints = get_type_hints(group, include_extras=True)
         for field in dataclasses.fields(group):
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name]))
+            parameters.append(inspect.Parameter(field.name, keyword, default=default, annotation=hints[field.name]))
 
     @functools.wraps(command)
-    def called(**values: Any) -> None:
+    def called(*, as_json: bool = False, **values: Any) -> None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
-        command(**values)
+            if isinstance(values[name], VolumeOptions) and values[name].on_cluster:
+                values[name].call_in_pod()
+                return
+        if cleans_up:
+            from stages.parts.base.program import answer_sigterm
+
+            answer_sigterm()
+        if (printout := command(**values)) is not None:
+            print_result(printout, as_json)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
@@ -239,15 +279,16 @@ def model_store(store: Path, model: str) -> ModelStore:
     return ModelName.parse(model).store(store)
 
 
-def print_result(document: Any, text: Any, as_json: bool) -> None:
-    """Print the result to stdout: JSON for programs, or *text* (a string or anything that rich can draw). In a pod, it
-    becomes the output ``PRINTED`` too, for whoever runs the command from elsewhere."""
+def print_result(printout: Printout, as_json: bool) -> None:
+    """Print the result to stdout: JSON for programs, or the text. In a pod, it becomes the output ``PRINTED`` too, for
+    whoever runs the command from elsewhere. Raises: the printout's failure."""
     from stages.parts.base.program import PRINTED, write_output
 
+    document, text, failure = printout
     if as_json:
         printed = json.dumps(document, indent=2) + "\n"
         sys.stdout.write(printed)
-    else:
+    elif text is not None:
         from rich.console import Console
 
         # A pipe has no width, and the default of 80 columns would cut tables.
@@ -255,4 +296,11 @@ def print_result(document: Any, text: Any, as_json: bool) -> None:
         console = Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal, record=True)
         console.print(text)
         printed = console.export_text()
+    else:
+        printed = ""
     write_output(PRINTED, printed)
+    if as_json and isinstance(failure, SlipwayError):
+        say(failure.render())  # stdout holds the document alone
+        raise typer.Exit(failure.exit_code)
+    if failure:
+        raise failure

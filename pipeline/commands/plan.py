@@ -13,15 +13,14 @@ import typer
 from pipeline.commands.options import (
     STORE,
     AnyModelArgument,
+    Commands,
     ConfigOptions,
-    JsonOption,
     ProfileOption,
     RevisionOption,
     StoreOption,
     WorkloadOption,
-    add,
-    print_result,
 )
+from pipeline.runs.engine import Printout
 from stages.parts.base.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -46,11 +45,10 @@ AcceleratorsOption = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="Show every number of GPUs, not only the best.")]
 
 
-def register(app: typer.Typer) -> None:
-    add(app, plan, "plan org/name --gpu l40s,h100 --peak 50 --slo ttft=1s,tpot=50ms")
-    add(app, render, "render workflow | kubectl apply -f -")
+commands = Commands()
 
 
+@commands.add("plan org/name --gpu l40s,h100 --peak 50 --slo ttft=1s,tpot=50ms")
 def plan(
     model: AnyModelArgument,
     revision: RevisionOption = "main",
@@ -65,8 +63,7 @@ def plan(
     *,
     options: ConfigOptions,
     store: StoreOption = STORE,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Say what a model needs on each type of GPU.
 
     Also says what it costs and how fast it would be. Reads only config.json and the index (or the header) of the
@@ -86,9 +83,10 @@ def plan(
     answer = document.make_plan(
         described, settings, priced, context=length, peak=peak, targets=targets, calibrations=calibrations(store, gpus)
     )
-    print_result(answer.model_dump(mode="json"), page(answer, every=every), as_json)
+    return Printout(answer.model_dump(mode="json"), page(answer, every=every))
 
 
+@commands.add("render workflow | kubectl apply -f -")
 def render(
     document: Annotated[
         str,

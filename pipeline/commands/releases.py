@@ -9,17 +9,16 @@ import typer
 
 from pipeline.commands.options import (
     STORE,
+    Commands,
     ConfigOption,
     ConfigOptions,
-    JsonOption,
     ModelArgument,
     SetOption,
     StoreOption,
-    add,
+    VolumeOptions,
     model_store,
-    print_result,
 )
-from pipeline.commands.volume import VolumeOptions, on_the_volume
+from pipeline.runs.engine import Printout
 from scoring.units import readable
 from stages.parts.base.errors import Interrupted
 
@@ -32,13 +31,10 @@ if TYPE_CHECKING:
     from stages.rollout.target import Target
 
 
-def register(app: typer.Typer) -> None:
-    add(app, serve, "serve org/name --port 8000")
-    add(app, on_the_volume(releases), "releases org/name --history")
-    add(app, on_the_volume(rollback), "rollback org/name --to 3")
-    add(app, on_the_volume(prune), "prune org/name --keep 5")
+commands = Commands()
 
 
+@commands.add("serve org/name --port 8000")
 def serve(
     model: ModelArgument,
     port: Annotated[
@@ -72,13 +68,13 @@ def serve(
         typer.echo("stopped", err=True)
 
 
+@commands.add("releases org/name --history")
 def releases(
     model: ModelArgument,
     history: Annotated[bool, typer.Option("--history", help="List every move between releases instead.")] = False,
     *,
     volume: VolumeOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """List a model's releases, the newest first."""
     from stages.parts.releases.listing import catalogue, summarized_moves
 
@@ -86,13 +82,13 @@ def releases(
     if history:
         moves = summarized_moves(store)
         text = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
-        print_result([move.model_dump(mode="json") for move in moves], text, as_json)
-        return
+        return Printout([move.model_dump(mode="json") for move in moves], text)
     rows = catalogue(store, served(store, volume.load(), model))
     none = f"no release of {model} in {volume.store}; publish one with: slipway run {model}"
-    print_result([row.model_dump(mode="json") for row in rows], _table(rows) if rows else none, as_json)
+    return Printout([row.model_dump(mode="json") for row in rows], _table(rows) if rows else none)
 
 
+@commands.add("rollback org/name --to 3", cleans_up=True)
 def rollback(
     model: ModelArgument,
     to: Annotated[
@@ -100,24 +96,22 @@ def rollback(
     ] = None,
     *,
     volume: VolumeOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Go back to an earlier release.
 
     If the model is being served, all traffic moves to it as soon as it answers. No weights are copied. If nothing is
     being served, the next `serve` serves it.
     """
-    from stages.parts.base.program import answer_sigterm
     from stages.rollout.commands import roll_back
 
-    answer_sigterm()
     settings, store = volume.load(), model_store(volume.store, model)
     target = target_of_endpoint(settings, store, model)
     release, is_served = roll_back(store, target, settings.rollout, to=to)
     text = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
-    print_result({"model": model, "release": release, "served": is_served}, text, as_json)
+    return Printout({"model": model, "release": release, "served": is_served}, text)
 
 
+@commands.add("prune org/name --keep 5")
 def prune(
     model: ModelArgument,
     keep: Annotated[int, typer.Option(help="How many of the newest releases to keep.")] = 3,
@@ -126,8 +120,7 @@ def prune(
     ] = False,
     *,
     volume: VolumeOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Remove old releases that nothing uses.
 
     Releases in production, before it, in a rollout, or being served are kept. The store keeps the last variants and
@@ -139,7 +132,7 @@ def prune(
     store = model_store(volume.store, model)
     split = served(store, volume.load(), model) or Split(stable=None)
     pruned = remove(store, keep, split, others=others)
-    print_result(pruned.model_dump(mode="json"), _removed(pruned), as_json)
+    return Printout(pruned.model_dump(mode="json"), _removed(pruned))
 
 
 def serving_of(store: ModelStore, settings: RunConfig) -> AskedServing:

@@ -9,17 +9,15 @@ import typer
 
 from pipeline.commands.options import (
     STORE,
+    Commands,
     ConfigOptions,
-    JsonOption,
     ModelArgument,
     StoreOption,
-    add,
-    command_group,
+    VolumeOptions,
     model_store,
-    print_result,
 )
 from pipeline.commands.releases import served, serving_of, target_of_endpoint
-from pipeline.commands.volume import VolumeOptions, on_the_volume
+from pipeline.runs.engine import Printout
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -33,35 +31,24 @@ ReleaseOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    text = "Roll out a release beside the stable one, step by step."
-    group = command_group(text, "rollout start org/name")
-    add(group, on_the_volume(start), "rollout start org/name")
-    add(group, on_the_volume(status), "rollout status org/name --json")
-    add(group, on_the_volume(promote), "rollout promote org/name")
-    add(group, on_the_volume(abort), "rollout abort org/name")
-    add(group, on_the_volume(move), "rollout move org/name --mode standard --platform gke")
-    add(group, render, "rollout render org/name --platform gke --mode route")
-    app.add_typer(group, name="rollout")
+commands = Commands("Roll out a release beside the stable one, step by step.", "rollout start org/name", name="rollout")
 
 
-def start(
-    model: ModelArgument, release: ReleaseOption = None, *, volume: VolumeOptions, as_json: JsonOption = False
-) -> None:
+@commands.add("rollout start org/name", cleans_up=True)
+def start(model: ModelArgument, release: ReleaseOption = None, *, volume: VolumeOptions) -> Printout:
     """Start a rollout, or continue the one in progress."""
-    from stages.parts.base.program import answer_sigterm
     from stages.parts.releases.release import find
     from stages.rollout.resume import chosen
     from stages.rollout.state_machine import roll_out
 
-    answer_sigterm()
     settings, store = volume.load(), model_store(volume.store, model)
     name = find(store, release) if release else chosen(store)
     target = target_of_endpoint(settings, store, model)
-    _print(model, roll_out(store, target, name, settings.rollout), as_json)
+    return _printout(model, roll_out(store, target, name, settings.rollout))
 
 
-def status(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
+@commands.add("rollout status org/name --json")
+def status(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """Show the current or last rollout.
 
     Shows its state, the split of traffic, and the measurements.
@@ -72,39 +59,39 @@ def status(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption =
     journal = read_journal(store)
     split = served(store, volume.load(), model)
     document = {"model": model, "rollout": journal and summary(journal), "split": split and vars(split)}
-    print_result(document, _view(model, journal, split), as_json)
+    return Printout(document, _view(model, journal, split))
 
 
-def promote(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
+@commands.add("rollout promote org/name", cleans_up=True)
+def promote(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """Approve the rollout in progress, without further waiting.
 
     The checks of the canary stay the same.
     """
-    from stages.parts.base.program import answer_sigterm
-    from stages.rollout import commands
+    from stages.rollout.commands import promote as approve
 
-    answer_sigterm()
     store = model_store(volume.store, model)
-    _print(model, commands.promote(store, _target(store, model, volume.load())), as_json)
+    return _printout(model, approve(store, _target(store, model, volume.load())))
 
 
-def abort(model: ModelArgument, *, volume: VolumeOptions, as_json: JsonOption = False) -> None:
+@commands.add("rollout abort org/name")
+def abort(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """Abort the rollout: all traffic goes back to the stable release."""
-    from stages.rollout import commands
+    from stages.rollout.commands import abort as give_up
 
     store = model_store(volume.store, model)
-    given_up = commands.abort(store, _target(store, model, volume.load()))
+    given_up = give_up(store, _target(store, model, volume.load()))
     text = f"aborted the rollout of {given_up}" if given_up else f"no rollout of {model} is in progress"
-    print_result({"model": model, "given_up": given_up}, text, as_json)
+    return Printout({"model": model, "given_up": given_up}, text)
 
 
+@commands.add("rollout move org/name --mode standard --platform gke", cleans_up=True)
 def move(
     model: ModelArgument,
     mode: Annotated[str, typer.Option(help="The mode of KServe to serve in: standard or route.")],
     *,
     volume: VolumeOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Move a model to another mode of KServe without an outage.
 
     The release starts in the other mode beside the present one, and takes the endpoint's name once it answers; there
@@ -113,24 +100,19 @@ def move(
     """
     from pipeline.settings.serving import moved
     from stages.parts.base.errors import DrillFailed
-    from stages.parts.base.program import answer_sigterm
 
-    answer_sigterm()
     settings, store = volume.load(), model_store(volume.store, model)
     result = moved(settings, store, serving_of(store, settings), mode)
-    text = f"{result.release} is served in mode {mode}"
-    if result.answers:
-        text += (
-            f", no longer {result.before}, after {result.seconds:.0f} s; {result.answers.requests} requests meanwhile"
-        )
-    print_result({"model": model, **result.model_dump(mode="json")}, text, as_json)
-    if result.answers and result.answers.failed:
-        raise DrillFailed(
-            f"{result.answers.failed} of {result.answers.requests} requests failed",
-            hint=f"their errors: {', '.join(result.answers.errors)}",
-        )
+    text, failure = f"{result.release} is served in mode {mode}", None
+    if answers := result.answers:
+        text += f", no longer {result.before}, after {result.seconds:.0f} s; {answers.requests} requests meanwhile"
+        if answers.failed:
+            hint = f"their errors: {', '.join(answers.errors)}"
+            failure = DrillFailed(f"{answers.failed} of {answers.requests} requests failed", hint=hint)
+    return Printout({"model": model, **result.model_dump(mode="json")}, text, failure)
 
 
+@commands.add("rollout render org/name --platform gke --mode route")
 def render(
     model: ModelArgument,
     release: ReleaseOption = None,
@@ -170,13 +152,13 @@ def _target(store: ModelStore, model: str, settings: RunConfig) -> Target:
     return target_of_endpoint(settings, store, model)
 
 
-def _print(model: str, journal: Journal, as_json: bool) -> None:
+def _printout(model: str, journal: Journal) -> Printout:
     from stages.parts.records.rollout import summary
 
     text = f"{journal.release}: {journal.state}" + (f", {journal.reason}" if journal.reason else "")
     if journal.state == "awaiting approval":
         text += f" at {journal.percent} %; approve it: slipway rollout promote {model}"
-    print_result(summary(journal), text, as_json)
+    return Printout(summary(journal), text)
 
 
 def _view(model: str, journal: Journal | None, split: Split | None) -> Any:

@@ -10,30 +10,21 @@ import typer
 from pipeline.commands.options import (
     AllowIncompleteOption,
     AnyModelArgument,
+    Commands,
     ConfigOptions,
     FollowOption,
-    JsonOption,
     ProfileOption,
     RevisionOption,
     RunArgument,
     Where,
     WorkloadOption,
-    add,
-    print_result,
 )
+from pipeline.runs.engine import Printout, RunRequest
+
+commands = Commands()
 
 
-def register(app: typer.Typer) -> None:
-    add(app, run, "run org/name --revision main --profile chatbot --no-serve")
-    add(app, runs, "runs --json")
-    add(app, show, "show latest")
-    add(app, logs, "logs latest optimize-awq")
-    add(app, report, "report latest")
-    add(app, stop, "stop latest")
-    add(app, retry, "retry latest")
-    add(app, resume, "resume latest --task approve")
-
-
+@commands.add("run org/name --revision main --profile chatbot --no-serve")
 def run(
     model: AnyModelArgument,
     revision: RevisionOption = "main",
@@ -52,37 +43,37 @@ def run(
     *,
     options: ConfigOptions,
     where: Where,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Optimize a model, measure it, publish and serve it.
 
     Acquires the model, makes and measures its variants, publishes the best one, and serves it. Results that are there
     already and have not changed are reused, so a repeated run does no work twice.
     """
-    from pipeline.runs.engine import RunRequest
-
     flags = ["optimize.allow_incomplete=true"] if allow_incomplete else []
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
     settings = where.settings(options, profile=profile, workload=workload, assignments=flags)
     request = RunRequest(model, revision, serve=serve, refresh=refresh, force=force)
-    print_result(*where.engine_of(settings=settings, follow=follow).start(settings, request), as_json)
+    return where.engine_of(settings=settings, follow=follow).start(settings, request)
 
 
-def runs(*, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("runs --json")
+def runs(*, where: Where) -> Printout:
     """List the runs of the store or the cluster, newest first."""
     from pipeline.runs.tables import runs_table
 
     engine = where.engine_of()
     listed = engine.runs()
     text = runs_table(listed) if listed else engine.no_runs
-    print_result([listed_run.state.model_dump(mode="json") for listed_run in listed], text, as_json)
+    return Printout([listed_run.state.model_dump(mode="json") for listed_run in listed], text)
 
 
-def show(name: RunArgument = "latest", *, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("show latest")
+def show(name: RunArgument = "latest", *, where: Where) -> Printout:
     """Show a run: its tasks, the scores, the winner and why."""
-    print_result(*where.engine_of(name).find(name).show(), as_json)
+    return where.engine_of(name).find(name).show()
 
 
+@commands.add("logs latest optimize-awq")
 def logs(
     name: RunArgument = "latest",
     task: Annotated[str | None, typer.Argument(help="One task. Default: all that have started.")] = None,
@@ -96,14 +87,16 @@ def logs(
         sys.stdout.flush()
 
 
-def report(name: RunArgument = "latest", *, where: Where, as_json: JsonOption = False) -> None:
+@commands.add("report latest")
+def report(name: RunArgument = "latest", *, where: Where) -> Printout:
     """Print where a run's report is; with --json, the report.
 
     On a cluster, print the run's results.
     """
-    print_result(*where.engine_of(name).find(name).report(), as_json)
+    return where.engine_of(name).find(name).report()
 
 
+@commands.add("stop latest")
 def stop(name: RunArgument = "latest", *, where: Where) -> None:
     """Stop a run: its tasks end, and its report is written.
 
@@ -113,28 +106,28 @@ def stop(name: RunArgument = "latest", *, where: Where) -> None:
     typer.echo(f"stopped {active.id}" if active.stop() else f"{active.id} has ended already")
 
 
+@commands.add("retry latest")
 def retry(
     name: RunArgument = "latest",
     allow_incomplete: AllowIncompleteOption = False,
     follow: FollowOption = True,
     *,
     where: Where,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Run again with a run's arguments; reuse what it finished."""
     engine = where.engine_of(name, follow=follow)
-    print_result(*engine.retry(name, allow_incomplete=allow_incomplete), as_json)
+    return engine.retry(name, allow_incomplete=allow_incomplete)
 
 
+@commands.add("resume latest --task approve")
 def resume(
     name: RunArgument = "latest",
     task: Annotated[str | None, typer.Option(help="One suspended task. Default: all of the run.")] = None,
     *,
     where: Where,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout:
     """Resume a run that waits for approval."""
     suspended = where.engine_of(name).find(name)
     resumed = suspended.resume(task)
     text = f"resumed {', '.join(resumed)} of run {suspended.id}"
-    print_result({"run": suspended.id, "resumed": resumed}, text, as_json)
+    return Printout({"run": suspended.id, "resumed": resumed}, text)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.commands.options import STORE, ConfigOptions, JsonOption, StoreOption, add, print_result
+from pipeline.commands.options import STORE, Commands, ConfigOptions, StoreOption
+from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ class SharedBy(StrEnum):
 UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-def register(app: typer.Typer) -> None:
-    add(app, usage, "usage --since 24h --by client,model")
+commands = Commands()
 
 
+@commands.add("usage --since 24h --by client,model")
 def usage(
     since: Annotated[str, typer.Option(help="How far back, such as 90m or 7d; or a time, as 2026-01-31.")] = "24h",
     by: Annotated[str, typer.Option(help="Groups: any of client, model, release, path and status.")] = "client,model",
@@ -43,8 +44,7 @@ def usage(
     *,
     options: ConfigOptions,
     store: StoreOption = STORE,
-    as_json: JsonOption = False,
-) -> None:
+) -> Printout | None:
     """Show requests, tokens, latencies and costs by client.
 
     The rows are groups of requests, by client and model for example; those with the most tokens come first. If the
@@ -72,9 +72,9 @@ def usage(
         sums = records.sums(database, begin, groups, price)
     if as_csv:
         _print_csv(sums, groups)
-        return
+        return None
     text: Any = _table(sums, groups) if sums else f"no requests since {begin.astimezone():%Y-%m-%d %H:%M}"
-    print_result([_flat(row) for row in sums], text, as_json)
+    return Printout([_flat(row) for row in sums], text)
 
 
 def _begin(since: str) -> datetime:

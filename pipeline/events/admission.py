@@ -28,7 +28,7 @@ class ForwardedPushes:
         self.path = path
         try:
             lines = path.read_text(encoding="utf-8").split() if path and path.exists() else []
-            self._pushes = dict.fromkeys(lines[-REMEMBERED:])
+            self._pushes = deque(lines, maxlen=REMEMBERED)
             self._write()
         except (OSError, SlipwayError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot use {path} as memory: {error}", hint="choose another --memory") from error
@@ -37,9 +37,7 @@ class ForwardedPushes:
         return str(push) in self._pushes
 
     def add(self, push: Push) -> None:
-        self._pushes[str(push)] = None
-        while len(self._pushes) > REMEMBERED:
-            del self._pushes[next(iter(self._pushes))]
+        self._pushes.append(str(push))
         try:
             self._write()
         except (OSError, SlipwayError) as error:  # the push is forwarded already, and remembered until a restart
@@ -58,7 +56,7 @@ class PushAdmission:
     """Pushes of one model that are forwarded within an hour."""
     forwarded: ForwardedPushes
     clock: Callable[[], float] = time.monotonic
-    _recent: dict[str, deque[float]] = field(default_factory=dict)
+    _recent: dict[str, list[float]] = field(default_factory=dict)
 
     def allows(self, model: str) -> bool:
         return any(fnmatchcase(model, pattern) for pattern in self.allowed)
@@ -66,12 +64,11 @@ class PushAdmission:
     def wait_s(self, model: str) -> float:
         """Return how long another push of *model* has to wait; 0 if it may be forwarded now."""
         now = self.clock()
-        self._recent = {name: times for name, times in self._recent.items() if now - times[-1] < HOUR_S}
-        recent = self._recent.get(model, deque())
-        while recent and now - recent[0] >= HOUR_S:
-            recent.popleft()
+        within = {name: [at for at in times if now - at < HOUR_S] for name, times in self._recent.items()}
+        self._recent = {name: times for name, times in within.items() if times}
+        recent = self._recent.get(model, [])
         return 0.0 if len(recent) < self.per_hour else HOUR_S - (now - recent[0])
 
     def record(self, push: Push) -> None:
-        self._recent.setdefault(push.model, deque()).append(self.clock())
+        self._recent.setdefault(push.model, []).append(self.clock())
         self.forwarded.add(push)

@@ -4,19 +4,7 @@
                                           +-> receiver --Authorization: Bearer--> EventSource -> Sensor -> Workflow
     Harbor       --Authorization: Bearer--+
 
-Its answers:
-
-    202 forwarded      the push is in the event bus
-    200 ignored        the event starts no run: another branch, a tag, a data set, a discussion
-    200 replayed       this commit of this model was forwarded before
-    400 malformed      the body is not a JSON object
-    401 unauthorized   the secret is missing or wrong; nothing of the body was read
-    403 foreign        the model is not among the allowed ones
-    404                the provider's secret is not configured
-    408, 413           the body came too slowly, or is too large
-    429 limited        too many pushes of this model in an hour; Retry-After says how long to wait
-    502 refused        the EventSource does not accept our token or address
-    503 unavailable    the EventSource does not answer; Retry-After: send the event again
+docs/triggers.md lists its answers.
 """
 
 from __future__ import annotations
@@ -56,34 +44,6 @@ LARGEST_BODY_BYTES: Final = 256 * 1024
 """A webhook's body has a few thousand bytes."""
 BODY_S: Final = 10.0
 RETRY_S: Final = 60
-
-
-@dataclass(frozen=True)
-class Options:
-    """All settings but the secrets, which come from the environment."""
-
-    forward_to: str
-    """The EventSource's URL."""
-    allowed: Sequence[str]
-    """Patterns of model names, such as ``org/*``."""
-    host: str
-    port: int
-    per_hour: int
-    """Pushes of one model that are forwarded within an hour."""
-    memory: Path | None
-    """File that keeps what was forwarded over a restart."""
-    patience_s: float
-    """How long requests to an EventSource that does not answer are repeated."""
-
-    def check(self) -> None:
-        """Refuse what can't work. Raises: ConfigError."""
-        url = httpx.URL(self.forward_to)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(f"{self.forward_to!r} is not the URL of an EventSource", hint="http://host:port/path")
-        if not self.allowed or not all(pattern.count("/") == 1 for pattern in self.allowed):
-            raise ConfigError(
-                "the models that may start runs must be given as patterns with one '/' each", hint="--allow 'org/*'"
-            )
 
 
 @dataclass(frozen=True)
@@ -201,22 +161,40 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(text)  # NaN and Infinity are not JSON
 
 
-def serve(options: Options) -> None:
-    """Answer until SIGTERM or Ctrl-C, then finish the requests in progress.
+def serve(
+    forward_to: str,
+    allowed: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    per_hour: int,
+    memory: Path | None,
+    patience_s: float,
+) -> None:
+    """Answer until SIGTERM or Ctrl-C, then finish the requests in progress. Secrets come from the environment.
+
+    Args:
+        forward_to: the EventSource's URL.
+        memory: file that keeps what was forwarded over a restart.
 
     Raises:
         ConfigError: a secret is missing or weak, or an option is invalid.
         PortInUse: another process listens there.
     """
-    options.check()
+    url = httpx.URL(forward_to)
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{forward_to!r} is not the URL of an EventSource", hint="http://host:port/path")
+    if not allowed or not all(pattern.count("/") == 1 for pattern in allowed):
+        hint = "--allow 'org/*'"
+        raise ConfigError("the models that may start runs must be given as patterns with one '/' each", hint=hint)
     secrets = {name: value for name, provider in PROVIDERS.items() if (value := optional_secret(provider.variable))}
     if not secrets:
         variables = " and ".join(provider.variable for provider in PROVIDERS.values())
         raise ConfigError(
             f"no provider's secret is set: {variables} are empty", hint="set one of them, or with _FILE a file"
         )
-    forwarder = Forwarder(options.forward_to, secret(TOKEN_VARIABLE), options.patience_s)
-    admission = PushAdmission(options.allowed, options.per_hour, ForwardedPushes(options.memory))
+    forwarder = Forwarder(forward_to, secret(TOKEN_VARIABLE), patience_s)
+    admission = PushAdmission(allowed, per_hour, ForwardedPushes(memory))
     config = uvicorn.Config(
         Receiver(secrets, admission, forwarder).application(),
         http="h11",
@@ -230,15 +208,15 @@ def serve(options: Options) -> None:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=20,  # seconds for requests in progress
     )
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((options.host, options.port), family=family)
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        text = f"cannot listen on {options.host}:{options.port}: {error.strerror}"
+        text = f"cannot listen on {host}:{port}: {error.strerror}"
         raise PortInUse(text, hint="choose another --port") from error
     host, port = listening.getsockname()[:2]
     paths = ", ".join(f"/{provider}" for provider in secrets)
-    say(f"listening on http://{host}:{port} for webhooks at {paths}; allowed models: {', '.join(options.allowed)}")
+    say(f"listening on http://{host}:{port} for webhooks at {paths}; allowed models: {', '.join(allowed)}")
     # After its shutdown uvicorn raises the signal again, which would end this process as failed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import site
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import stages
-from pipeline.local.folder import LOGS, SCRATCH, writable
-from pipeline.local.manifest import Template, Volume
-from pipeline.local.node_names import log_file, safe
-from pipeline.local.references import substitute
+from pipeline.local.folder import SCRATCH, log_file, safe, writable
+from pipeline.local.manifest import Template, Volume, substitute
+from pipeline.local.resources import MachineResources, ResourceRequest, request
+from pipeline.runs.progress import last_line
+from pipeline.runs.state import FailedAttempt, Node, Phase
 from stages.parts.base.program import FAILURE, OUTPUTS_VARIABLE, StageFailure
 from stages.parts.machine.process import Contained
 
-TAIL_BYTES: Final = 1 << 16
 SIGNALS: Final = {137: "killed (SIGKILL): perhaps the machine ran out of memory", 143: "asked to stop (SIGTERM)"}
 
 
 @dataclass(frozen=True)
-class ProcessSpec:
-    """What a task runs, with every reference resolved. Paths are still those of the container."""
+class Prepared:
+    """What a task with a container runs and needs, with every reference resolved. Paths are still the container's."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -36,11 +36,17 @@ class ProcessSpec:
     """The emptyDirs: the volume's name, by mount path."""
     fixed: dict[str, Path]
     """The claims: the local folder that stands for each, by mount path."""
+    request: ResourceRequest
+    mutexes: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, template: Template, volumes: Mapping[str, Volume], mounts: Mapping[str, Path], lookup: Callable[[str], str]
-    ) -> ProcessSpec:
+        cls,
+        template: Template,
+        volumes: Mapping[str, Volume],
+        mounts: Mapping[str, Path],
+        lookup: Callable[[str], str],
+    ) -> Prepared:
         """Resolve the references of *template*. Raises: Unresolved: by *lookup*."""
         program = template.program
         claims = {mount.mount_path: volumes[mount.name].persistent_volume_claim for mount in program.volume_mounts}
@@ -53,6 +59,8 @@ class ProcessSpec:
             },
             fresh={mount.mount_path: mount.name for mount in program.volume_mounts if not claims[mount.mount_path]},
             fixed={path: mounts[path] for path, claim in claims.items() if claim},
+            request=request(program.resources.requests, program.resources.limits),
+            mutexes=template.synchronization.names(lookup),
         )
 
 
@@ -62,10 +70,8 @@ class Ended:
 
     task: str
     exit_code: int
-    message: str = ""
-    hint: str = ""
-    outputs: dict[str, str] | None = None
-    """None if a promised output is missing."""
+    outputs: dict[str, str]
+    failure: FailedAttempt | None = None
 
 
 class Attempt:
@@ -73,33 +79,34 @@ class Attempt:
 
     def __init__(
         self,
-        task: str,
-        number: int,
-        spec: ProcessSpec,
+        node: Node,
+        spec: Prepared,
+        share: MachineResources,
         environment: Mapping[str, str],
         folder: Path,
         ended: Callable[[Ended], None],
     ) -> None:
+        self.share, self.since = share, time.monotonic()
         self.reason = ""
         """Why the engine stopped it, if it did."""
-        self._task, self._ended = task, ended
-        self._scratch = folder / SCRATCH / f"{safe(task)}-{number}"
+        self._task, self._ended = node.name, ended
+        self._scratch = folder / SCRATCH / f"{safe(node.name)}-{node.attempts}"
         folders = dict(spec.fixed)
         folders |= {path: self._scratch / volume for path, volume in spec.fresh.items()}
         self._outputs = {name: Path(translated(path, folders)) for name, path in spec.outputs.items()}
         variables = {name: translated(value, folders) for name, value in spec.environment.items()}
         self._failure = Path(variables.get(OUTPUTS_VARIABLE, "")) / FAILURE
-        self._log = folder / LOGS / log_file(task)
+        self._log = folder / log_file(node.name)
         with writable(folder):
             for path in spec.fresh:
                 folders[path].mkdir(parents=True, exist_ok=True)
             log = self._log.open("ab", buffering=0)
         with log:
-            if number > 1:
-                log.write(f"\n--- attempt {number} ---\n".encode())
+            if node.attempts > 1:
+                log.write(f"\n--- attempt {node.attempts} ---\n".encode())
             self._log_start = log.tell()
             self._process = Contained(interpreted(spec.command), output=log, environment={**environment, **variables})
-        self._thread = threading.Thread(target=self._wait, name=f"attempt {task}", daemon=True)
+        self._thread = threading.Thread(target=self._wait, name=f"attempt {node.name}", daemon=True)
         self._thread.start()
 
     def stop(self, reason: str) -> None:
@@ -119,7 +126,7 @@ class Attempt:
         try:
             ended = self._read(status)
         except Exception as error:  # whatever the error is, the engine must learn of the end
-            ended = Ended(self._task, status, f"its outputs can't be read: {error}")
+            ended = self._failed(status, f"its outputs can't be read: {error}")
         shutil.rmtree(self._scratch, ignore_errors=True)  # before the engine is told, because it may exit then
         self._ended(ended)
 
@@ -130,26 +137,20 @@ class Attempt:
                 # Argo removes one newline, too.
                 outputs[name] = path.read_text(encoding="utf-8").removesuffix("\n")
             elif status == 0:
-                return Ended(self._task, status, f"it succeeded, but wrote no output {name!r} to {path}")
+                return self._failed(status, f"it succeeded, but wrote no output {name!r} to {path}")
         if status == 0:
-            return Ended(self._task, status, outputs=outputs)
+            return Ended(self._task, status, outputs)
         failure = StageFailure.read(self._failure, status)
-        if failure is None:
-            return Ended(self._task, status, unexplained(self._tail(), status), outputs=outputs)
-        return Ended(self._task, status, failure.message, failure.hint, outputs)
+        if failure:
+            return self._failed(status, failure.message, failure.hint, outputs)
+        # A program that left no document is explained by its exit status and the last line of its log.
+        said = (SIGNALS.get(status, f"exit code {status}"), last_line(self._log, self._log_start))
+        return self._failed(status, ": ".join(filter(None, said)), outputs=outputs)
 
-    def _tail(self) -> str:
-        with self._log.open("rb") as log:
-            end = log.seek(0, 2)
-            log.seek(max(self._log_start, end - TAIL_BYTES))
-            return log.read().decode(errors="replace")
-
-
-def unexplained(log: str, status: int) -> str:
-    """Explain a program that left no failure document by its exit status and the last line of its log."""
-    ended = SIGNALS.get(status, f"exit code {status}")
-    lines = [line for line in re.split(r"[\r\n]+", log) if line.strip()]
-    return f"{ended}: {lines[-1].strip()}" if lines else ended
+    def _failed(self, status: int, message: str, hint: str = "", outputs: dict[str, str] | None = None) -> Ended:
+        phase: Phase = "Failed" if status else "Error"
+        failure = FailedAttempt(phase=phase, message=message, hint=hint, exit_code=status)
+        return Ended(self._task, status, outputs or {}, failure)
 
 
 def translated(value: str, folders: Mapping[str, Path]) -> str:

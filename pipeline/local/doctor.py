@@ -6,13 +6,12 @@ import os
 import platform
 import shutil
 import socket
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.local.resources import MachineResources
-from pipeline.runs.checks import CheckResult, Finding, missing, ok, results, warning
+from pipeline.runs.checks import Finding, missing, ok, warning
 from pipeline.settings.config import RunConfig
 from scoring.units import GIB
 from stages.parts.base.formats import FORMATS
@@ -20,7 +19,6 @@ from stages.parts.base.program import version
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import Processor, cpu_dtype, processor
 
-MINIMUM_PYTHON: Final = (3, 11)
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
 MINIMUM_FREE_BYTES: Final = 10 * GIB
 PACKAGES: Final = (
@@ -35,10 +33,10 @@ PACKAGES: Final = (
 )
 
 
-def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
+def check_machine(config: RunConfig, store: Path) -> dict[str, Finding]:
     """Run every check, in the order in which one would fix them. Starts nothing and changes nothing."""
-    findings = {
-        "Python": _python(),
+    return {
+        "Python": ok(platform.python_version()),
         **{package: _package(package) for package in PACKAGES},
         "processor": describe(processor()),
         **_resources(MachineResources.of_this_machine()),
@@ -47,7 +45,6 @@ def check_machine(config: RunConfig, store: Path) -> list[CheckResult]:
         "port": _port(config.serving.host, config.serving.port),
         "hub": _hub(),
     }
-    return results(findings)
 
 
 def versions() -> dict[str, Any]:
@@ -77,13 +74,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info >= MINIMUM_PYTHON:
-        return ok(version)
-    return missing(version, "Python 3.11 or newer")
 
 
 def _package(name: str) -> Finding:

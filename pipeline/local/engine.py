@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pipeline.local.folder import read_run
+from rich.console import Group
+
+from pipeline.local.folder import RunFolders, read_run
 from pipeline.local.resources import MachineResources
 from pipeline.local.runs import LocalRun
 from pipeline.runs.engine import Printout, RunRequest, choose_run
+from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
-from stages.parts.base.errors import ConfigError, MissingRun
+from pipeline.runs.tables import score_table
+from pipeline.settings.config import RunConfig
+from pipeline.settings.platform import STORE_MOUNT
+from pipeline.workflow.parameters import allowing_incomplete, arguments, hub_here, resolve_key
+from stages.parts.base.errors import MissingRun
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, full_disk_as_error
+from stages.parts.base.store import ModelStore
 from stages.parts.model.name import ModelName
-
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-    from stages.parts.records.production import Production
 
 RUN_ID: Final = re.compile(r"^\d{8}-\d{6}-[0-9a-f]{4}$")
 ENGINE_STATE: Final = ".engine"
@@ -55,20 +57,16 @@ class LocalEngine:
 
     def start(self, config: RunConfig, request: RunRequest) -> Printout:
         from pipeline.planning.refusal import decide_before
-        from pipeline.workflow.parameters import arguments
 
         name = ModelName.parse(request.model)
-        model = str(name.directory or name.source)
+        model, store = str(name.directory or name.source), name.store(self.store)
         parameters = arguments(config, model, request.revision, serve=request.serve, refresh=request.refresh)
-        store = name.store(self.store)
         if request.serve:
             _check_port(store, config.serving)
         decide_before(config, name, request.revision, store)
         return _execute(render(config), parameters, store)
 
     def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
-        from pipeline.workflow.parameters import allowing_incomplete, hub_here, resolve_key
-
         executed = self.find(name).workflow()
         parameters = executed["arguments"]
         if {"model", "revision"} <= parameters.keys():  # a local directory may have changed since
@@ -91,15 +89,14 @@ def render(config: RunConfig) -> dict[str, Any]:
 
 
 def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelStore) -> Printout:
+    """Run a workflow; describe a run that succeeded: the scores, the reason, and where everything is."""
     from pipeline.local.execution import execute
-    from pipeline.local.folder import RunFolders
-    from pipeline.runs.progress import observer_for
-    from pipeline.settings.platform import STORE_MOUNT
+    from stages.parts.base.program import outcomes
+    from stages.parts.endpoint.endpoint import endpoint
 
     # Ids sort by start; four random digits distinguish runs that start in the same second.
     run_id = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder = store.run(run_id)
-    _make_usable(store.root)
     state = execute(
         manifest,
         arguments=parameters,
@@ -109,20 +106,9 @@ def _execute(manifest: dict[str, Any], parameters: dict[str, str], store: ModelS
         observer=observer_for(sys.stderr, folder),
     )
     run = LocalRun(folder, state)
-    if state.phase != "Succeeded" or run.decision is None:
+    if state.phase != "Succeeded" or (decision := run.decision) is None:
         raise failure(state)
-    return _succeeded(run, run.decision, store, served=parameters.get("serve") == "true")
-
-
-def _succeeded(run: LocalRun, decision: Production, store: ModelStore, *, served: bool) -> Printout:
-    """Describe a run that succeeded: the scores, the reason, and where everything is."""
-    from rich.console import Group
-
-    from pipeline.runs.tables import score_table
-    from stages.parts.base.program import outcomes
-    from stages.parts.endpoint.endpoint import endpoint
-
-    serving = endpoint(store) if served else None
+    serving = endpoint(store) if parameters.get("serve") == "true" else None
     making = [outcome for outcome in outcomes(run.path) if outcome.stage not in ("resolve", "check")]
     reused = all(outcome.result == "reused" for outcome in making)
     release = store.releases / decision.release
@@ -152,15 +138,3 @@ def _check_port(store: ModelStore, serving: AskedServing) -> None:
     if endpoint(store) is None:
         with reserved_port(serving.host, serving.port):
             pass
-
-
-def _make_usable(store: Path) -> None:
-    """Create the store if needed."""
-    hint = "choose another with --store"
-    try:
-        with full_disk_as_error(store):
-            store.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot use {store} as the store: {error.strerror}", hint=hint) from error
-    if not os.access(store, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot write to the store {store}", hint=hint)

@@ -1,4 +1,5 @@
-"""A run's folder: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``.
+"""A run's folder: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``, and in ``resume/`` a
+file for each suspended task that was resumed and that the engine has not seen yet.
 
 The engine holds a lock on ``.lock`` while it lives. If a run says that it is running and its lock is free, the engine
 was killed; ``read_run`` then reports the run as interrupted.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,9 @@ LOCK: Final = ".lock"
 LOGS: Final = "logs"
 SCRATCH: Final = "scratch"
 """The emptyDirs of running attempts."""
+RESUMED: Final = "resume"
+LONGEST: Final = 150
+"""Bytes of a node's name in a file name. File systems allow 255, and a suffix is added."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,6 @@ class RunFolders:
     """The run's own folder; see the module."""
     shared: Path
     """The folder that all runs of a store share."""
-
-    @property
-    def locks(self) -> Path:
-        return self.shared / "locks"
-
-    @property
-    def memo(self) -> Path:
-        return self.shared / "memo"
 
 
 @contextlib.contextmanager
@@ -103,6 +100,38 @@ def _alive(folder: Path) -> bool:
         return False
 
 
+def safe(node: str) -> str:
+    """Return a file name for a node: short enough, and different for each."""
+    if len(node) <= LONGEST:
+        return node
+    return f"{node[:LONGEST]}-{hashlib.sha256(node.encode()).hexdigest()[:12]}"
+
+
+def log_file(node: str) -> str:
+    """Return where a node's log is in the run's folder."""
+    return f"{LOGS}/{safe(node)}.log"
+
+
+def resume(folder: Path, task: str | None = None) -> list[str]:
+    """Let suspended tasks of a run continue: *task*, or all. Returns their names; does not wait for them."""
+    names = read_run(folder).suspended(task)
+    with writable(folder):
+        (folder / RESUMED).mkdir(exist_ok=True)
+        for name in names:
+            (folder / RESUMED / safe(name)).touch()
+    return names
+
+
+def take_resumed(folder: Path, suspended: Iterable[str]) -> list[str]:
+    """Return those of the *suspended* nodes that were resumed since the last look."""
+    resumed = []
+    for name in suspended:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / RESUMED / safe(name)).unlink()
+            resumed.append(name)
+    return resumed
+
+
 @contextlib.contextmanager
 def writable(folder: Path) -> Iterator[None]:
     """Turn errors of writing below *folder* into NotEnoughSpace and ConfigError."""
@@ -111,6 +140,6 @@ def writable(folder: Path) -> Iterator[None]:
             yield
     except OSError as error:
         raise ConfigError(
-            f"the run's folder {folder} can't be written: {error.strerror}",
-            hint="check the store's path and its rights",
+            f"cannot use {folder} as the run's folder: {error.strerror}",
+            hint="check its rights, or choose another store with --store",
         ) from error

@@ -7,31 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.local.attempt import Attempt, ProcessSpec
-from pipeline.local.manifest import Task, Template
-from pipeline.local.mutex import Lock
-from pipeline.local.references import Unresolved, substitute
-from pipeline.local.resources import ResourceRequest, Share
+from pipeline.local.attempt import Attempt, Prepared
+from pipeline.local.manifest import Task, Template, Unresolved, substitute
+from pipeline.local.workflow import Workflow
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import Node, Phase
-
-
-@dataclass(frozen=True)
-class Running:
-    attempt: Attempt
-    share: Share
-    since: float
-    """On the clock of ``time.monotonic()``."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a task with a container runs and needs, with every reference resolved."""
-
-    call: ProcessSpec
-    request: ResourceRequest
-    locks: tuple[Lock, ...]
+from pipeline.runs.state import Node, Phase, RunState
 
 
 @dataclass
@@ -49,7 +30,7 @@ class Job:
     """For a container: set once its dependencies are met and its ``when`` holds."""
     inner: ActiveDag | None = None
     """For a dag template: the DAG, from the same moment."""
-    running: Running | None = None
+    running: Attempt | None = None
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     not_before: float = 0.0
     """The end of a retry's backoff, as time.monotonic()."""
@@ -66,7 +47,7 @@ class Job:
     def deadline(self) -> tuple[float, str] | None:
         """Return the time at which its attempt is stopped, as time.monotonic(), and the message."""
         limit_s = self.template.active_deadline_seconds
-        if limit_s is None or self.running is None or self.running.attempt.reason:
+        if limit_s is None or self.running is None or self.running.reason:
             return None
         return self.running.since + limit_s, f"took longer than {limit_s:g} s (activeDeadlineSeconds)"
 
@@ -107,6 +88,27 @@ class ActiveDag:
     inputs: Mapping[str, str]
     jobs: dict[str, Job] = field(default_factory=dict)
     """The key is the task; in the order of the DAG."""
+
+    @classmethod
+    def of(
+        cls,
+        workflow: Workflow,
+        state: RunState,
+        template: Template,
+        base: Mapping[str, str],
+        inputs: Mapping[str, str] | None = None,
+        parent: str = "",
+    ) -> ActiveDag:
+        """Return a dag with its jobs; nodes that the run lacks are added to it."""
+        dag = cls(template, workflow.graphs[template.name], base, inputs or {})
+        tasks, present = {task.name: task for task in template.tasks}, {node.name: node for node in state.nodes}
+        for node in workflow.nodes(template, parent):
+            if node.name not in present:
+                state.add(node)
+            task = tasks[node.display_name]
+            job = Job(task, workflow.templates[task.template], present.get(node.name, node), dag)
+            dag.jobs[task.name] = job
+        return dag
 
     @property
     def finished(self) -> bool:

@@ -1,22 +1,40 @@
 """The part of an Argo manifest that the workflow uses, as closed models: any other field is an error that names it.
 
 A model's ``cluster_only`` names the fields that only say where and how a pod runs, or what a cluster keeps of it.
+
+``{{…}}`` in a text are references to parameters, outputs and the workflow itself. They are replaced once: a ``{{`` in a
+value stays as it is. ``{{=…}}`` (expression templates) is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, ClassVar, Final, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from pipeline.runs.expressions import holds, parse
 from pipeline.runs.state import FailedAttempt
+from stages.parts.base.errors import ConfigError
 
+REFERENCE: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Unresolved(ConfigError):
+    """A reference without a value."""
+
+    def __init__(self, reference: str, why: str) -> None:
+        super().__init__(f"{{{{{reference}}}}} has no value: {why}")
+
+
+def substitute(text: str, lookup: Callable[[str], str]) -> str:
+    """Replace each reference in *text* by the value that *lookup* returns for it."""
+    return REFERENCE.sub(lambda match: lookup(match[1].strip()), text)
 
 
 def seconds(text: str) -> float:
@@ -36,19 +54,13 @@ def _seconds(value: object) -> object:
     return seconds(str(value)) if isinstance(value, str | int | float) else value
 
 
-def _json(value: object) -> object:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError("not JSON") from error
-
-
 Text = Annotated[str, BeforeValidator(_text)]
 """A text; numbers and booleans become their JSON text, as in Argo's parameters."""
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
 CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
+AnyParameter = TypeVar("AnyParameter")
 POD_FIELDS: Final = frozenset(
     {"automountServiceAccountToken", "metrics", "nodeSelector", "securityContext", "serviceAccountName", "tolerations"}
 )
@@ -86,30 +98,18 @@ class ValueFrom(Closed):
     path: str = ""
     parameter: str = ""
 
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if bool(self.path) == bool(self.parameter):
-            raise ValueError("needs exactly one of path and parameter")
-        return self
-
 
 class OutputParameter(Closed):
     name: ParameterName
     value_from: ValueFrom
 
 
-class Inputs(Closed):
-    parameters: tuple[Input, ...] = ()
+class Parameters(Closed, Generic[AnyParameter]):
+    parameters: tuple[AnyParameter, ...] = ()
 
 
-class Outputs(Closed):
+class Outputs(Parameters[OutputParameter]):
     cluster_only = frozenset({"artifacts"})
-
-    parameters: tuple[OutputParameter, ...] = ()
-
-
-class Arguments(Closed):
-    parameters: tuple[Argument, ...] = ()
 
 
 class SecretKey(Closed):
@@ -171,7 +171,7 @@ class Volume(Closed):
 class Task(Closed):
     name: TaskName
     template: str
-    arguments: Arguments = Arguments()
+    arguments: Parameters[Argument] = Parameters()
     depends: str = ""
     when: str = ""
 
@@ -227,46 +227,25 @@ class Mutex(Closed):
     name: Annotated[str, Field(min_length=1)]
 
 
-class ConfigMapKey(Closed):
-    name: str
-    key: str
-
-
-class Semaphore(Closed):
-    config_map_key_ref: ConfigMapKey
-
-
 class Synchronization(Closed):
+    cluster_only = frozenset({"semaphores"})
+
     mutexes: tuple[Mutex, ...] = ()
-    semaphores: tuple[Semaphore, ...] = ()
+
+    def names(self, lookup: Callable[[str], str]) -> tuple[str, ...]:
+        """Return the mutexes with every reference resolved."""
+        return tuple(substitute(mutex.name, lookup) for mutex in self.mutexes)
 
 
 class Suspend(Closed):
     pass
 
 
-class PatchedContainer(Closed):
-    name: Literal["main"]
-    resources: Resources = Resources()
-
-
-class PatchedVolume(Closed):
-    name: str
-    empty_dir: EmptyDir = EmptyDir()
-
-
-class PodSpecPatch(Closed):
-    """What changes in a template's pod; the resources of its container mean something here."""
-
-    containers: tuple[PatchedContainer, ...] = ()
-    volumes: tuple[PatchedVolume, ...] = ()
-
-
 class Template(Closed):
     cluster_only = POD_FIELDS | {"failFast", "metadata"}
 
     name: TaskName
-    inputs: Inputs = Inputs()
+    inputs: Parameters[Input] = Parameters()
     outputs: Outputs = Outputs()
     container: Container | None = None
     dag: Dag | None = None
@@ -276,16 +255,8 @@ class Template(Closed):
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
-    pod_spec_patch: Annotated[PodSpecPatch, BeforeValidator(_json)] = PodSpecPatch()
-
-    @property
-    def resources(self) -> Resources:
-        """Its container's resources, with those of its patch in their place, whose values may have references."""
-        requests, limits = dict(self.program.resources.requests), dict(self.program.resources.limits)
-        for patched in self.pod_spec_patch.containers:
-            requests |= patched.resources.requests
-            limits |= patched.resources.limits
-        return Resources(requests=requests, limits=limits)
+    pod_spec_patch: str = ""
+    """How large a pod is; nothing here."""
 
     @property
     def program(self) -> Container:
@@ -300,10 +271,6 @@ class Template(Closed):
         return self.dag.tasks if self.dag else ()
 
 
-class WorkflowArguments(Closed):
-    parameters: tuple[Parameter, ...] = ()
-
-
 class Spec(Closed):
     cluster_only = POD_FIELDS | {
         "executor",
@@ -316,7 +283,7 @@ class Spec(Closed):
 
     entrypoint: str
     on_exit: str | None = None
-    arguments: WorkflowArguments = WorkflowArguments()
+    arguments: Parameters[Parameter] = Parameters()
     templates: tuple[Template, ...] = Field(min_length=1)
     volumes: tuple[Volume, ...] = ()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None

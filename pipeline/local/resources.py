@@ -6,24 +6,22 @@ that OMP_NUM_THREADS follows the cores and CUDA_VISIBLE_DEVICES the GPUs. Two en
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.local.references import references
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.nodes import quantity
+from stages.parts.machine.hardware import gpu_ids, memory_bytes
 
-CGROUP: Final = Path("/sys/fs/cgroup")
+CPU_LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 GPU_RESOURCE: Final = re.compile(r"[a-z0-9.-]+/gpu")
-VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -42,34 +40,22 @@ class ResourceRequest:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The share of one running task."""
-
-    cores: float
-    memory_bytes: int
-    gpus: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class MachineResources:
-    """The resources to share. ``gpus`` are CUDA device numbers as in nvidia-smi (CUDA_DEVICE_ORDER=PCI_BUS_ID)."""
+    """What a machine has, or the share of one running task. ``gpus`` are CUDA device numbers as in nvidia-smi
+    (CUDA_DEVICE_ORDER=PCI_BUS_ID)."""
 
     cores: float
     memory_bytes: int
     gpus: tuple[str, ...] = ()
 
     @classmethod
-    def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> MachineResources:
+    def of_this_machine(cls) -> MachineResources:
         """Read the visible GPUs, and the cores and memory that this process may use (affinity, cgroup limits)."""
-        cores = float(len(os.sched_getaffinity(0)))
-        quota, _, period = _cgroup("cpu.max").partition(" ")
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = _cgroup("memory.max")
-        return cls(
-            cores=min(cores, int(quota) / int(period)) if quota.isdigit() else cores,
-            memory_bytes=min(memory_bytes, int(limit)) if limit.isdigit() else memory_bytes,
-            gpus=_gpus(environment),
-        )
+        cores, quota, period = float(len(os.sched_getaffinity(0))), "", ""
+        with contextlib.suppress(OSError):
+            quota, _, period = CPU_LIMIT.read_text().strip().partition(" ")
+        cores = min(cores, int(quota) / int(period)) if quota.isdigit() else cores
+        return cls(cores, memory_bytes(), tuple(gpu_ids()))
 
 
 class Pool:
@@ -79,7 +65,7 @@ class Pool:
         self.capacity, self.gpus = capacity, list(capacity.gpus)
         self.cores, self.memory_bytes = capacity.cores, capacity.memory_bytes
 
-    def take(self, request: ResourceRequest) -> Share | str:
+    def take(self, request: ResourceRequest) -> MachineResources | str:
         """Take a share, or return what is missing now. A request above the machine's CPU or memory takes all of it."""
         cores = min(request.cores, self.capacity.cores)
         memory = min(request.memory_bytes, self.capacity.memory_bytes)
@@ -92,9 +78,9 @@ class Pool:
         gpus, self.gpus = self.gpus[: request.gpus], self.gpus[request.gpus :]
         self.cores -= cores
         self.memory_bytes -= memory
-        return Share(cores, memory, tuple(gpus))
+        return MachineResources(cores, memory, tuple(gpus))
 
-    def give_back(self, share: Share) -> None:
+    def give_back(self, share: MachineResources) -> None:
         self.cores += share.cores
         self.memory_bytes += share.memory_bytes
         self.gpus = sorted([*self.gpus, *share.gpus], key=self.capacity.gpus.index)
@@ -114,35 +100,11 @@ def request(requests: Mapping[str, str], limits: Mapping[str, str]) -> ResourceR
     )
 
 
-def literal(quantities: Mapping[str, str]) -> dict[str, str]:
-    """Those without references, which are known before a run."""
-    return {name: text for name, text in quantities.items() if not any(references(text))}
-
-
-def environment_of(share: Share, capacity: MachineResources) -> dict[str, str]:
+def environment_of(share: MachineResources, capacity: MachineResources) -> dict[str, str]:
     """Return the environment variables that keep a task to its share. A task that asks for no GPU sees none."""
     variables = {}
     if share.cores:
         variables["OMP_NUM_THREADS"] = str(max(1, math.floor(share.cores)))
     if capacity.gpus:
-        variables[VISIBLE_DEVICES] = ",".join(share.gpus)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     return variables
-
-
-def _cgroup(name: str) -> str:
-    try:
-        return (CGROUP / name).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Read the device numbers in CUDA_VISIBLE_DEVICES, else all that ``nvidia-smi -L`` lists; none without a driver."""
-    if VISIBLE_DEVICES in environment:
-        listed = (part.strip() for part in environment[VISIBLE_DEVICES].split(","))
-        return tuple(itertools.takewhile(lambda device: device and device != "-1", listed))  # as CUDA reads it
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(re.findall(r"^GPU (\d+):", listing, re.MULTILINE))

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
-from pipeline.local import memo, mutex, suspension
-from pipeline.local.attempt import Attempt, Ended, code_path
-from pipeline.local.folder import LOGS, RunFolders
-from pipeline.local.job import Job, Prepared, Running
-from pipeline.local.node_names import log_file
+from pipeline.local import shared
+from pipeline.local.attempt import Attempt, Ended, Prepared, code_path
+from pipeline.local.folder import RunFolders, log_file, take_resumed
+from pipeline.local.job import Job
 from pipeline.local.resources import Pool, environment_of
 from pipeline.local.workflow import Workflow
 from pipeline.runs.progress import RunObserver
@@ -26,6 +25,8 @@ from pipeline.runs.state import FailedAttempt, Node, Phase, RunState
 
 POLL_S: Final = 0.05
 """The interval at which a lock that another process holds is tried."""
+LOOK_S: Final = 0.2
+"""The interval at which requests to resume are looked for while something is suspended."""
 INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
 
@@ -83,7 +84,7 @@ class Runner:
 
     def start(self, job: Job, prepared: Prepared) -> None:
         """Start an attempt, unless its result is known or it has to wait."""
-        if busy := mutex.hold(job.locks, self.folders.locks, prepared.locks):
+        if busy := shared.hold(job.locks, self.folders.shared / shared.LOCKS, prepared.mutexes):
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
             return
@@ -99,16 +100,15 @@ class Runner:
         node.started_at = node.started_at or datetime.now(UTC)
         secrets = {name: self.secrets[name] for name in job.template.program.secrets() if name in self.secrets}
         environment = {**self.environment, **environment_of(share, self.pool.capacity), **secrets}
-        attempt = Attempt(node.name, node.attempts, prepared.call, environment, self.folders.run, self.events.put)
-        job.running = Running(attempt, share, time.monotonic())
+        job.running = Attempt(node, prepared, share, environment, self.folders.run, self.events.put)
         node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
-        node.log = f"{LOGS}/{log_file(node.name)}"
+        node.log = log_file(node.name)
         self._node_changed(node)
 
     def ended_by_memo(self, job: Job) -> bool:
         """End a task whose outputs an earlier run has kept; False if none has."""
         memoize = job.template.memoize
-        entry = memo.load(job.memo, memoize.max_age) if memoize and job.memo else None
+        entry = shared.remembered(job.memo, memoize.max_age) if memoize and job.memo else None
         if entry is None:
             return False
         job.release()
@@ -120,7 +120,7 @@ class Runner:
         """End a task that succeeded, and keep its outputs for other runs if it is memoized."""
         job.node.outputs = outputs
         if job.memo:
-            memo.save(job.memo, template=job.node.template, run=self.state.name, outputs=outputs)
+            shared.remember(job.memo, template=job.node.template, run=self.state.name, outputs=outputs)
         self.end(job, "Succeeded", "")
 
     def await_events(self) -> None:
@@ -134,11 +134,9 @@ class Runner:
             self._stop(f"the workflow took longer than {self.workflow.spec.active_deadline_seconds:g} s")
         for job in self.jobs.values():
             if job.running and (deadline := job.deadline()) and now >= deadline[0]:
-                job.running.attempt.stop(deadline[1])
-        if any(job.suspended for job in self.jobs.values()):
-            for name in suspension.requested(self.folders.run):
-                if name in self.jobs and self.jobs[name].suspended:
-                    self.end(self.jobs[name], "Succeeded", "resumed")
+                job.running.stop(deadline[1])
+        for name in take_resumed(self.folders.run, [name for name, job in self.jobs.items() if job.suspended]):
+            self.end(self.jobs[name], "Succeeded", "resumed")
 
     def _until_next(self) -> float | None:
         """Seconds until the next deadline, retry or look at a lock; None if only an event can change something."""
@@ -147,7 +145,7 @@ class Runner:
         due += [deadline[0] for job in jobs if (deadline := job.deadline())]
         due += [job.not_before for job in jobs if job.not_before > now]
         due += [now + POLL_S] if self.waits_for_lock else []
-        due += [now + suspension.LOOK_S] if any(job.suspended for job in jobs) else []
+        due += [now + LOOK_S] if any(job.suspended for job in jobs) else []
         return None if min(due) == NEVER else max(0.0, min(due) - now)
 
     def take_in(self, event: Event) -> None:
@@ -162,19 +160,17 @@ class Runner:
         self.stopping = self.stopping or reason
         for job in self.jobs.values():
             if job.running:
-                job.running.attempt.stop(reason)
+                job.running.stop(reason)
 
-    def _ended(self, job: Job, running: Running, ended: Ended) -> None:
-        reason, node = running.attempt.reason, job.node
+    def _ended(self, job: Job, running: Attempt, ended: Ended) -> None:
+        reason, node = running.reason, job.node
         self.pool.give_back(running.share)
         job.release()
-        node.exit_code, node.outputs = ended.exit_code, ended.outputs or {}
+        node.exit_code, node.outputs = ended.exit_code, ended.outputs
         if reason:
             self._failed(job, FailedAttempt(phase="Failed", message=reason, exit_code=-1))
-        elif ended.exit_code or ended.outputs is None:
-            phase: Phase = "Failed" if ended.exit_code else "Error"
-            failure = FailedAttempt(phase=phase, message=ended.message, hint=ended.hint, exit_code=ended.exit_code)
-            self._failed(job, failure)
+        elif ended.failure:
+            self._failed(job, ended.failure)
         else:
             self.succeed(job, ended.outputs)
 
@@ -213,9 +209,9 @@ class Runner:
         self.stopping = self.stopping or "the engine failed"
         active = [(job, job.running) for job in self.jobs.values() if job.running]
         for _, running in active:
-            running.attempt.stop("the engine failed")
+            running.stop("the engine failed")
         for job, running in active:
-            running.attempt.join()
+            running.join()
             self.end(job, "Error", "the engine failed")
         for job in self.jobs.values():
             if job.node.phase == "Running":  # it held other nodes, or waited

@@ -13,11 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.local.folder import LOCK, LOGS, WORKFLOW, read_run
-from pipeline.local.node_names import log_file
-from pipeline.local.suspension import resume
+from rich.console import Group
+
+from pipeline.local.folder import LOCK, WORKFLOW, log_file, read_run, resume
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
+from pipeline.runs.tables import score_table, tasks_table
 from stages.parts.base.errors import ConfigError, MissingRun
 from stages.parts.records.production import Production
 from stages.report.run_report import JSON, RunReport
@@ -63,10 +64,6 @@ class LocalRun:
         return executed
 
     def show(self) -> Printout:
-        from rich.console import Group
-
-        from pipeline.runs.tables import score_table, tasks_table
-
         parts: list[Any] = [f"{self.state.model}  run {self.id}  {self.state.phase}\n", tasks_table(self)]
         if self.decision:
             parts += ["", score_table(self.decision), "", self.decision.reason, *self.decision.notes]
@@ -83,13 +80,13 @@ class LocalRun:
     def logs(self, task: str | None, *, follow: bool) -> Iterator[str]:
         if task is not None:
             task = self.state.with_log(task)
-            if not (self.path / LOGS / log_file(task)).exists():
+            if not (self.path / log_file(task)).exists():
                 raise MissingRun(f"{task} of run {self.id} has no log: it has not started, or was cached")
         positions: dict[str, int] = {}
         while True:
             state = read_run(self.path)
             for name in [node.name for node in state.nodes if task in (None, node.name)]:
-                path = self.path / LOGS / log_file(name)
+                path = self.path / log_file(name)
                 if not path.exists():
                     continue
                 with path.open(encoding="utf-8", errors="replace") as log:

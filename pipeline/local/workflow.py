@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.local.manifest import Manifest, Spec, Template, Volume
-from pipeline.local.node_names import inside
-from pipeline.local.resources import MachineResources, literal, request
+from pipeline.local.manifest import Dag, Manifest, Spec, Template, Volume
+from pipeline.local.resources import MachineResources, request
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import EXIT_NODE
+from pipeline.runs.state import EXIT_NODE, Kind, Node
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.settings import parse as parse_model
 
@@ -27,6 +26,22 @@ class Workflow:
     @property
     def entrypoint(self) -> Template:
         return self.templates[self.spec.entrypoint]
+
+    @property
+    def exit_handler(self) -> Template | None:
+        """A dag with the exit handler as its only task."""
+        return self.templates.get(EXIT_NODE)
+
+    def nodes(self, template: Template, parent: str = "") -> list[Node]:
+        """Make the nodes of a dag's tasks, in the order of the dag. *parent* is the node that holds them."""
+        tasks, nodes = {task.name: task for task in template.tasks}, []
+        for name in self.graphs[template.name].depends:
+            runs = self.templates[tasks[name].template]
+            kind: Kind = "DAG" if runs.dag else "Suspend" if runs.suspend else "Pod"
+            nodes.append(
+                Node(name=inside(parent, name), display_name=name, template=runs.name, kind=kind, parent=parent)
+            )
+        return nodes
 
     def bind(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the values of the workflow's parameters for one run: *arguments*, else the manifest's own values."""
@@ -47,8 +62,8 @@ class Workflow:
         """Check GPUs, folders and secrets before anything starts. Raises: ConfigError: names what each task lacks."""
 
         def lacks(template: Template) -> Iterator[str]:
-            resources, volumes = template.resources, self.volumes(template)
-            if lack := request(literal(resources.requests), literal(resources.limits)).lacking_gpus(capacity):
+            resources, volumes = template.program.resources, self.volumes(template)
+            if lack := request(resources.requests, resources.limits).lacking_gpus(capacity):
                 yield lack
             for mount in template.program.volume_mounts:
                 if volumes[mount.name].persistent_volume_claim and mount.mount_path not in mounts:
@@ -68,15 +83,19 @@ class Workflow:
 
     def used(self) -> Iterator[tuple[str, Template]]:
         """Every container that may run, with the name of its node; the exit handler comes last."""
-        yield from self._within("", self.entrypoint)
-        if self.spec.on_exit:
-            yield from self._within(EXIT_NODE, self.templates[self.spec.on_exit])
+        for template in filter(None, (self.entrypoint, self.exit_handler)):
+            yield from self._within("", template)
 
     def _within(self, name: str, template: Template) -> Iterator[tuple[str, Template]]:
         if template.container:
             yield name, template
         for task in template.tasks:
             yield from self._within(inside(name, task.name), self.templates[task.template])
+
+
+def inside(outer: str, name: str) -> str:
+    """Name a node within another one, as Argo does: ``evaluate.load``."""
+    return f"{outer}.{name}" if outer else name
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
@@ -88,6 +107,9 @@ def parse(manifest: Mapping[str, Any]) -> Workflow:
     """
     read = parse_model(Manifest, manifest, "the workflow")
     templates = {template.name: template for template in read.spec.templates}
+    if read.spec.on_exit:
+        ending = {"tasks": [{"name": EXIT_NODE, "template": read.spec.on_exit}], "failFast": False}
+        templates[EXIT_NODE] = Template(name=EXIT_NODE, dag=Dag.model_validate(ending))
     graphs = {
         name: Graph.of({task.name: task.depends for task in template.tasks})
         for name, template in templates.items()

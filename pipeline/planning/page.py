@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from rich.console import Group
+from rich.table import Table
 
 from pipeline.planning.document import PlanDocument
 from scoring.capacity.plan import Option, shortlist
 from scoring.metrics import si
 from scoring.units import GIB, MIB
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
 
 FIRST: Final = "★ "
 MISSES: Final = "× "
@@ -19,8 +18,6 @@ MISSES: Final = "× "
 
 def page(plan: PlanDocument, *, every: bool = False) -> Group:
     """Lay out the summary, the table and the notes; with *every*, for every number of GPUs."""
-    from rich.console import Group
-
     options = list(plan.options) if every else shortlist(plan.options)
     return Group(summary(plan), "", _table(plan, options), "", "\n".join(_notes(plan, options)))
 
@@ -45,8 +42,6 @@ def summary(plan: PlanDocument) -> str:
 
 
 def _table(plan: PlanDocument, options: list[Option]) -> Table:
-    from rich.table import Table
-
     priced = any(option.cost_per_hour for option in plan.options)
     headings = ["Longest\ncontext", "KV cache\ntokens", "At\nonce", "TTFT\nms", "TPOT\nms", "tok/s", "Repli-\ncas"]
     headings += [f"{plan.currency}\nper hour", f"{plan.currency}\n1 M tok"] if priced else []

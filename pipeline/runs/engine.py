@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from pipeline.runs.state import LATEST, RunState
 from stages.parts.base.errors import MissingRun
 
 if TYPE_CHECKING:
+    from pipeline.runs.state import RunState
     from pipeline.settings.config import RunConfig
+
+LATEST: Final = "latest"
+"""What commands take for the newest run."""
 
 
 class Printout(NamedTuple):
@@ -20,6 +23,8 @@ class Printout(NamedTuple):
     """With ``--json``."""
     text: Any
     """A string, or anything that rich can draw."""
+    failure: Exception | None = None
+    """What the command fails with after it has printed this."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,11 @@ class PipelineRun(Protocol):
         """Return the run's tasks, and its results so far."""
 
     def report(self) -> Printout:
-        """Return the run's report, or where it is.
-
-        Raises:
-            MissingRun: it was not written yet.
-        """
+        """Return the run's report, or where it is. Raises: MissingRun: it was not written yet."""
 
     def logs(self, task: str | None, *, follow: bool) -> Iterator[str]:
-        """Return the lines of one task's log; or of all tasks that have started, each line led by its task's name.
-
-        Args:
-            follow: wait for more lines until the run has ended.
+        """Return the lines of one task's log; or of all tasks that have started, each line led by its task's name. With
+        *follow*, wait for more lines until the run has ended.
 
         Raises:
             UnknownName: the run has no such task.
@@ -104,23 +103,15 @@ class PipelineEngine(Protocol):
         """
 
     def retry(self, name: str, *, allow_incomplete: bool) -> Printout:
-        """Start a run with the arguments of run *name*; finished work is reused.
-
-        Args:
-            allow_incomplete: go on without a variant, whatever that run did.
-
-        Raises: as ``start``.
+        """Start a run with the arguments of run *name*; finished work is reused. With *allow_incomplete*, go on without
+        a variant, whatever that run did. Raises: as ``start``.
         """
 
     def runs(self) -> Sequence[PipelineRun]:
         """All runs, the newest first."""
 
     def find(self, name: str) -> PipelineRun:
-        """Find a run by its id, the beginning of its id, or 'latest'.
-
-        Raises:
-            MissingRun: there is none, or more than one.
-        """
+        """Find a run by its id, the beginning of its id, or 'latest'. Raises: as ``choose_run``."""
 
 
 def choose_run(name: str, ids: Sequence[str], place: str) -> str:

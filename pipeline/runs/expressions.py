@@ -60,12 +60,10 @@ def parse(text: str, dialect: Dialect) -> Condition:
 
 
 def names(condition: Condition) -> Iterator[str]:
-    """Every word that is not in quotes, in the order of the text."""
+    """Every task and result in a ``depends``, in the order of the text."""
     match condition:
-        case Operand(text, quoted):
-            yield from () if quoted else (text,)
-        case TextComparison(left, _, right):
-            yield from (*names(left), *names(right))
+        case Operand(text):
+            yield text
         case Junction(_, parts):
             for part in parts:
                 yield from names(part)

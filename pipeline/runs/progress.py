@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-TAIL_BYTES: Final = 4096
+TAIL_BYTES: Final = 1 << 14
 MARKS: Final[dict[Phase, tuple[str, str]]] = {
     "Pending": ("·", "dim"),
     "Running": ("▶", "cyan"),
@@ -141,13 +141,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
 
 
-def last_line(log: Path) -> str:
-    """Read the last line of a log without control sequences. Progress bars rewrite their line with carriage returns."""
+def last_line(log: Path, start: int = 0) -> str:
+    """Read the last line of a log, from the byte *start*, without control sequences; empty if there is none. Progress
+    bars rewrite their line with carriage returns."""
     from rich.text import Text
 
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            file.seek(max(start, file.seek(0, 2) - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -18,8 +18,6 @@ EXIT_NODE: Final = "onExit"
 """The name of the exit handler's node, as in Argo."""
 LEFT_OUT: Final = "left-out"
 """The output of the task check with a line for each variant that can't be served: its name, a colon, and why."""
-LATEST: Final = "latest"
-"""What commands take for the newest run."""
 
 
 class _Timed(BaseModel):
@@ -53,7 +51,7 @@ class Node(_Timed):
     """One task of a run."""
 
     name: str
-    """Its path below the workflow's name, as in Argo; see ``pipeline.local.node_names``."""
+    """Its path below the workflow's name, as in Argo: ``evaluate``; ``evaluate.load`` within that dag; ``onExit``."""
     template: str
     kind: Kind = "Pod"
     """Argo's node type: a program (Pod), a suspension, or a node that holds others."""

@@ -6,15 +6,13 @@ import hashlib
 import json
 import os
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pipeline.settings.config import RunConfig
 from pipeline.settings.serving import kserve_settings
 from stages.parts.base.store import canonical_json, directory_name
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
-
-if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
 
 NAME: Final = "slipway"
 """The WorkflowTemplate's name."""

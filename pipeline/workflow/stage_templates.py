@@ -7,19 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from hera.workflows import (
-    Artifact,
-    Container,
-    Env,
-    NoneArchiveStrategy,
-    Parameter,
-    RetryStrategy,
-    SecretEnv,
-    Step,
-    Steps,
-    Suspend,
-    models,
-)
+from hera import workflows as hera
+from hera.workflows import Env, Parameter, SecretEnv, models
 
 from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
@@ -84,7 +73,7 @@ def add_templates(platform: Platform) -> None:
     for template in _templates(platform):
         _add(template, platform)
     if platform.serves_on != LOCAL:
-        Suspend(name="approve", inputs=[Parameter(name="message")])
+        hera.Suspend(name="approve", inputs=[Parameter(name="message")])
     _add_exit_handler(platform)
 
 
@@ -174,8 +163,8 @@ def _add_exit_handler(platform: Platform) -> None:
         return
     page = f"{STORE_MOUNT}/{RUN_DIRECTORY}/report.html"
     # Without an archive, Argo's UI shows the page.
-    artifact = Artifact(name="report", path=page, archive=NoneArchiveStrategy(), optional=True)
-    Container(
+    artifact = hera.Artifact(name="report", path=page, archive=hera.NoneArchiveStrategy(), optional=True)
+    hera.Container(
         name=PUBLISHING,
         image=platform.image_of(PUBLISHING),
         command=["true"],  # Argo's own container, which ends after it, uploads what it finds
@@ -183,9 +172,9 @@ def _add_exit_handler(platform: Platform) -> None:
         volume_mounts=[models.VolumeMount(name="store", mount_path=STORE_MOUNT)],
         **pods.of_stage(PUBLISHING, report, platform),
     )
-    with Steps(name=EXIT_HANDLER):
-        Step(name=ending.stage, template=ending.stage)
-        Step(name=PUBLISHING, template=PUBLISHING, continue_on=models.ContinueOn(error=True, failed=True))
+    with hera.Steps(name=EXIT_HANDLER):
+        hera.Step(name=ending.stage, template=ending.stage)
+        hera.Step(name=PUBLISHING, template=PUBLISHING, continue_on=models.ContinueOn(error=True, failed=True))
 
 
 def exit_handler(platform: Platform) -> str:
@@ -204,7 +193,7 @@ def _add(template: StageTemplate, platform: Platform) -> None:
         variables.append(Env(name=LOG_VARIABLE, value=f"{STORE_MOUNT}/{RUN_DIRECTORY}/logs/{'-'.join(parts)}.log"))
     if platform.cluster and asks.gpus:  # without them the program refuses to work
         variables.append(Env(name=GPUS_VARIABLE, value=_input("gpus") if asks.gpus == "auto" else str(asks.gpus)))
-    Container(
+    hera.Container(
         name=template.name or stage,
         image=platform.image_of(stage),
         command=["python", "-m", f"stages.{stage}"],
@@ -216,7 +205,7 @@ def _add(template: StageTemplate, platform: Platform) -> None:
         volume_mounts=pods.mounts(asks, platform),
         pod_spec_patch=template.pod_spec_patch,
         termination_message_policy="FallbackToLogsOnError",
-        retry_strategy=RetryStrategy(
+        retry_strategy=hera.RetryStrategy(
             limit=platform.retries.limit,
             retry_policy="Always",
             expression=RETRY_EXPRESSION,

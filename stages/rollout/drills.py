@@ -211,10 +211,10 @@ def running_endpoint(store: ModelStore) -> Endpoint:
     return running
 
 
-def check(failures: list[str], answers: Answers) -> None:
-    """Raise DrillFailed if a drill did not succeed."""
-    if failures:
-        raise DrillFailed("; ".join(failures), hint=f"the requests' errors: {', '.join(answers.errors) or 'none'}")
+def failure_of(failures: list[str], answers: Answers) -> DrillFailed | None:
+    """Return the error of a drill that did not succeed."""
+    hint = f"the requests' errors: {', '.join(answers.errors) or 'none'}"
+    return DrillFailed("; ".join(failures), hint=hint) if failures else None
 
 
 def access_to(store: ModelStore, url: str, via: str = "") -> Access:

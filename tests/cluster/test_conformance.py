@@ -25,7 +25,7 @@ from pipeline.argo.runs import ClusterRun
 from pipeline.argo.status import arguments_of
 from pipeline.cluster.doctor import check_cluster
 from pipeline.events.push import Push
-from pipeline.runs.checks import CheckResult
+from pipeline.runs.checks import Finding
 from pipeline.settings.config import load
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
@@ -142,21 +142,21 @@ def test_install_brings_everything_and_changes_nothing_when_repeated(place: Plac
     tell("install, twice", f"{len(first)} objects; then all unchanged")
 
 
-def checks(place: Place) -> list[CheckResult]:
+def checks(place: Place) -> dict[str, Finding]:
     config = load(place.folder / "config.yaml", chosen={"platform": str(place.folder / "platform.yaml")})
     return check_cluster(place.cluster, config)
 
 
 def found(place: Place) -> dict[str, str]:
-    return {each.what: each.found for each in checks(place)}
+    return {what: each.found for what, each in checks(place).items()}
 
 
 def test_doctor_finds_what_a_run_needs(place: Place, tell: Tell, request: pytest.FixtureRequest) -> None:
     results = checks(place)
-    assert [each for each in results if each.state == "missing" and each.what != "KServe"] == []
+    assert [each for what, each in results.items() if each.state == "missing" and what != "KServe"] == []
     named = found(place)
     request.config.stash[VERSIONS] = "; ".join(f"{what} {named[what]}" for what in UNDERNEATH)
-    tell("doctor", f"{sum(each.state == 'ok' for each in results)} of {len(results)} ok")
+    tell("doctor", f"{sum(each.state == 'ok' for each in results.values())} of {len(results)} ok")
 
 
 def test_a_run_survives_the_loss_of_a_pod(place: Place, tell: Tell) -> None:

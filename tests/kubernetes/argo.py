@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from pipeline.local.manifest import RetryStrategy
-from pipeline.local.references import substitute
+from pipeline.local.manifest import RetryStrategy, substitute
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import FailedAttempt, Phase

@@ -22,9 +22,8 @@ from pipeline.cli import app
 from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, documents, for_triggers
 from pipeline.commands.events import receive
 from pipeline.events.providers import PROVIDERS
-from pipeline.events.push import Push
+from pipeline.events.push import Push, workflow
 from pipeline.events.receiver import TOKEN_VARIABLE
-from pipeline.events.starting import workflow
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments, resolve_key

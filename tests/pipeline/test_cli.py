@@ -226,7 +226,7 @@ def test_no_network_is_tried_again_and_then_said(tmp_path):
 )
 def test_the_doctor_says_what_follows_from_the_processor(found, told):
     check = describe(found)
-    assert check.text == told
+    assert check.found == told
     assert (check.state, bool(check.hint)) == (("warning", True) if told == "no AVX2" else ("ok", False))
 
 
@@ -235,7 +235,7 @@ def test_the_doctor_names_what_is_there_and_what_is_not(tmp_path):
     checks = {each["what"]: each for each in json.loads(ended.stdout)}
     assert checks["Python"]["state"] == "ok"
     assert checks["vllm"]["state"] == "ok"
-    assert checks["processor"]["found"] == describe(processor()).text
+    assert checks["processor"]["found"] == describe(processor()).found
     assert checks["hub"]["state"] == "warning"
     assert "HF_ENDPOINT" in checks["hub"]["hint"]
     assert ended.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -39,7 +40,7 @@ def hardware() -> Hardware:
     return Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=memory_bytes(),
         gpus=tuple(gpus()),
         processor=processor(),
     )
@@ -98,7 +99,8 @@ def gpu_ids() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(len(gpus()))]
-    return [name.strip() for name in visible.split(",") if name.strip()]
+    names = (name.strip() for name in visible.split(","))
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA reads it
 
 
 def gpu_memory_used_bytes(visible: str | None = None) -> int | None:
@@ -156,7 +158,7 @@ def _cpu_model() -> str:
     return model[1].strip() if model else platform.machine()  # cpuinfo on ARM names no model
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

@@ -310,7 +310,7 @@ def test_a_run_whose_image_can_not_be_pulled_is_stopped(argo, cluster, given, mo
     argo.script["acquire"] = [Outcome(unpulled="localhost/x:1")]
     name, began = started(cluster, given), time.monotonic()
     with pytest.raises(NotInstalled, match="acquire: the image localhost/x:1 can't be pulled, for 0 minutes") as raised:
-        ArgoEngine(cluster, check_serving).to_its_end(name)
+        ArgoEngine(cluster, check_serving).result(find(cluster, name))
     assert "the nodes may pull it" in raised.value.hint
     assert time.monotonic() - began > 0.3
     until(lambda: find(cluster, name).state.phase == "Failed")

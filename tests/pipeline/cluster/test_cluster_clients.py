@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.cluster.doctor import check_cluster
-from pipeline.cluster.install import install
-from pipeline.cluster.uninstall import uninstall
+from pipeline.cluster.install import install, uninstall
 from pipeline.settings.config import RunConfig, load
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.cluster.api import Cluster
@@ -177,8 +176,8 @@ def test_without_envoy_gateway_nothing_is_applied(
 
 
 def checked(cluster: Cluster, platform: RunConfig) -> tuple[str, str]:
-    (found,) = (each for each in check_cluster(cluster, platform) if each.what == "clients")
-    return found.state, found.found
+    state, found, _ = check_cluster(cluster, platform)["clients"]
+    return state, found
 
 
 def test_doctor_says_what_the_clients_lack(
@@ -200,8 +199,8 @@ def test_doctor_says_what_the_clients_lack(
     server.put({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": {}})
     assert checked(there, platform)[0] == "missing"
     server.unregister("gateway.envoyproxy.io/v1alpha1", "securitypolicies")
-    (found,) = (each for each in check_cluster(Cluster(there.login, NAMESPACE), platform) if each.what == "clients")
-    assert (found.state, found.hint) == ("missing", "install Envoy Gateway 1.9 or newer")
+    state, _, hint = check_cluster(Cluster(there.login, NAMESPACE), platform)["clients"]
+    assert (state, hint) == ("missing", "install Envoy Gateway 1.9 or newer")
 
 
 def test_clients_that_are_served_are_ok(

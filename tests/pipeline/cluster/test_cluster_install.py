@@ -106,8 +106,8 @@ def test_a_forbidden_object_is_reported(server, there, platform):
         install(there, platform, dry_run=False, force=False)
 
 
-def checks(cluster: Cluster, platform) -> dict[str, tuple[str, str, str]]:
-    return {each.what: (each.state, each.found, each.hint) for each in check_cluster(cluster, platform)}
+def checks(cluster: Cluster, platform) -> dict[str, tuple[str, ...]]:
+    return {what: tuple(finding) for what, finding in check_cluster(cluster, platform).items()}
 
 
 def test_a_bare_cluster_lacks_argo_the_volume_and_the_template(there, platform):

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.install import install
-from pipeline.cluster.uninstall import uninstall
+from pipeline.cluster.install import install, uninstall
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict
 from stages.parts.cluster.api import Cluster

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.argo.status import arguments_of
 from pipeline.events.providers import PROVIDERS, push_of
-from pipeline.events.starting import workflow
+from pipeline.events.push import workflow
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments

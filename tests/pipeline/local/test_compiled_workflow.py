@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from pipeline.local.engine import render
-from pipeline.local.manifest import Task, Template
-from pipeline.local.references import references
+from pipeline.local.manifest import REFERENCE, Task, Template
 from pipeline.local.workflow import Workflow, parse
 from pipeline.runs.graph import Graph
 from pipeline.settings.config import load
@@ -55,7 +54,11 @@ def texts_of(template: Template) -> Iterable[str]:
     if template.container:
         yield from (*template.container.command, *template.container.args)
         yield from (variable.value for variable in template.container.env)
-        yield from (*template.resources.requests.values(), *template.resources.limits.values())
+        yield template.pod_spec_patch
+
+
+def references(text: str) -> set[str]:
+    return {match[1].strip() for match in REFERENCE.finditer(text)}
 
 
 def test_every_reference_is_to_something_that_comes_before(workflow: Workflow) -> None:

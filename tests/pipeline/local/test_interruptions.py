@@ -221,7 +221,7 @@ def test_a_runs_folder_is_not_used_twice(bench: Bench) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error(bench: Bench) -> None:
     (bench.folder / "runs").write_text("a file where the folder should be")
-    with pytest.raises(ConfigError, match=r"the run's folder .*run-1 can't be written: (Not a directory|File exists)"):
+    with pytest.raises(ConfigError, match=r"cannot use .*run-1 as the run's folder: (Not a directory|File exists)"):
         bench.run(small(bench, ""))
 
 

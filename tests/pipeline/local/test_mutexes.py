@@ -1,10 +1,9 @@
-"""Mutexes and semaphores between tasks, and between engines in different processes."""
+"""Mutexes between tasks, and between engines in different processes."""
 
 from __future__ import annotations
 
 from hera.workflows import Parameter, Task, WorkflowTemplate, models
 
-from pipeline.local.resources import MachineResources
 from tests.pipeline.local.local_bench import Bench, dag, eventually
 
 ALONE = """
@@ -64,37 +63,6 @@ def locked(bench: Bench, *, of_workflow: bool) -> WorkflowTemplate:
         with dag(name="main"):
             Task(name="a", template=program) >> Task(name="b", template=program)
     return workflow
-
-
-def test_a_semaphore_lets_in_as_many_as_there_are_gpus_and_at_least_one(bench: Bench) -> None:
-    """Its limit is in a ConfigMap on a cluster; one machine has the number of its GPUs."""
-    meet = """
-here = lambda kind: len([name for name in os.listdir(store) if name.startswith(kind + sys.argv[2])])
-write(f"inside-{sys.argv[2]}-{sys.argv[1]}")
-write(f"came-{sys.argv[2]}-{sys.argv[1]}")
-while here("came-") < int(sys.argv[2]):  # nobody leaves before as many as may be are inside
-    time.sleep(0.005)
-add("seen", here("inside-"))
-os.unlink(os.path.join(store, f"inside-{sys.argv[2]}-{sys.argv[1]}"))
-"""
-    semaphore = models.SemaphoreRef(config_map_key_ref=models.ConfigMapKeySelector(name="slipway-gpus", key="limit"))
-    with bench.workflow(arguments=[Parameter(name="limit")]) as workflow:
-        program = bench.program(
-            "evaluate",
-            meet,
-            inputs=["n"],
-            arguments=["{{inputs.parameters.n}}", "{{workflow.parameters.limit}}"],
-            synchronization=models.Synchronization(semaphores=[semaphore]),
-            active_deadline_seconds=60,
-        )
-        with dag(name="main"):
-            for number in range(4):
-                Task(name=f"evaluate-{number}", template=program, arguments={"n": str(number)})
-    for gpus, limit in (((), 1), (("0", "1"), 2)):
-        bench.capacity = MachineResources(cores=4, memory_bytes=8 << 30, gpus=gpus)
-        assert bench.run(workflow, {"limit": str(limit)}).phase == "Succeeded"
-        assert max(map(int, bench.lines("seen"))) == limit
-    assert "waiting for semaphore slipway-gpus/limit" in bench.progress.getvalue()
 
 
 def test_two_engines_do_not_run_tasks_of_one_mutex_at_once(bench: Bench) -> None:

@@ -33,6 +33,14 @@ def test_fields_that_the_engine_does_not_run_are_all_named_and_nothing_runs(benc
     assert not (bench.store / "ran").exists()
 
 
+def test_how_large_a_pod_is_and_how_many_there_may_be_means_nothing_here(bench: Bench) -> None:
+    made = manifest(bench, "output('digest', 1); write('ran')")
+    made["spec"]["templates"][0]["podSpecPatch"] = '{"containers": [{"name": "main"}]}'
+    semaphore = {"configMapKeyRef": {"name": "slipway-locks", "key": "gpu-pods"}}
+    made["spec"]["templates"][0]["synchronization"] = {"semaphores": [semaphore]}
+    assert bench.run(made).phase == "Succeeded"
+
+
 def test_a_circle_of_tasks_is_shown(bench: Bench) -> None:
     made = manifest(bench)
     made["spec"]["templates"][1]["dag"]["tasks"][0]["depends"] = "second"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.local.resources import MachineResources, Pool, ResourceRequest, Share, request
+from pipeline.local.resources import MachineResources, Pool, ResourceRequest, request
 from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.nodes import quantity
 
@@ -59,7 +59,7 @@ def test_shares_never_exceed_the_machine_and_come_back_whole(steps: list[tuple[R
     pool, held = Pool(capacity), []
     for asked, also_return in steps:
         share = pool.take(asked)
-        if isinstance(share, Share):
+        if isinstance(share, MachineResources):
             held.append(share)
         used = [gpu for each in held for gpu in each.gpus]
         assert len(used) == len(set(used))
@@ -74,7 +74,7 @@ def test_shares_never_exceed_the_machine_and_come_back_whole(steps: list[tuple[R
 
 
 def test_this_machine_has_cores_and_memory() -> None:
-    here = MachineResources.of_this_machine({"PATH": os.environ["PATH"]})
+    here = MachineResources.of_this_machine()
     assert 0 < here.cores <= (os.cpu_count() or 1)
     assert here.memory_bytes > 1 << 28
 
@@ -83,25 +83,30 @@ def test_this_machine_has_cores_and_memory() -> None:
     ("visible", "gpus"),
     [("", ()), ("-1", ()), ("1,3", ("1", "3")), (" 2 , 0 ", ("2", "0")), ("0,-1,1", ("0",)), ("GPU-8a", ("GPU-8a",))],
 )
-def test_gpus_are_those_in_cuda_visible_devices(visible: str, gpus: tuple[str, ...]) -> None:
-    assert MachineResources.of_this_machine({"CUDA_VISIBLE_DEVICES": visible}).gpus == gpus
+def test_gpus_are_those_in_cuda_visible_devices(
+    visible: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert MachineResources.of_this_machine().gpus == gpus
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a GPU (nvidia-smi)")
-def test_gpus_are_found_without_torch() -> None:
-    assert MachineResources.of_this_machine({"PATH": os.environ["PATH"]}).gpus[0] == "0"
+def test_gpus_are_found_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert MachineResources.of_this_machine().gpus[0] == "0"
 
 
 def test_gpus_are_counted_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in place of nvidia-smi prints what the real one does on a machine with a GPU in MIG mode."""
+    """A program in place of nvidia-smi prints what the real one does on a machine with two GPUs."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\n"
-        "echo 'GPU 0: NVIDIA H200 (UUID: GPU-96a5)'\n"
-        "echo '  MIG 1g.18gb     Device  0: (UUID: MIG-1f)'\n"
-        "echo 'GPU 1: NVIDIA H200 (UUID: GPU-96a6)'\n"
+        'case "$*" in *--query-gpu=name,memory.total*) ;; *) exit 1 ;; esac\n'
+        "echo 'NVIDIA H200, 143771 MiB'\n"
+        "echo 'NVIDIA H200, 143771 MiB'\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert MachineResources.of_this_machine({}).gpus == ("0", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert MachineResources.of_this_machine().gpus == ("0", "1")

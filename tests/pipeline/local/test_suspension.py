@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from hera.workflows import Suspend, Task, WorkflowTemplate
 
-from pipeline.local.folder import read_run
-from pipeline.local.suspension import resume
+from pipeline.local.folder import read_run, resume
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ConfigError, MissingRun, UnknownName
 from tests.pipeline.local.local_bench import Bench, dag, eventually
