@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import current_release
 from stages.select.verify import verify
 from tests import samples
-from tests.serving import DEMO, MODEL, SERVING, Said, ended, one_gpu, stage, variant_of, wait_until
-from tests.stages.evaluate.program import EVALUATE
+from tests.serving import DEMO, MODEL, SERVING, Said, one_gpu, stage, variant_of, wait_until
 from tests.stages.evaluate.test_measure import LM_EVAL, RUN, WORKLOAD, done, evaluation, journal, surroundings
 
 SLO = {"ttft_ms": 100, "tpot_ms": 100}
@@ -67,7 +67,7 @@ def _make(store: ModelStore, name: str, behaviour: dict[str, Any]) -> None:
 
 def on_two_gpus(store: ModelStore, size: int = 2, **workload: Any) -> Said:
     command = ["--variants", "fp16,awq", *given(size, **workload)]
-    return ended([*EVALUATE, "--model", MODEL, *command], surroundings(store, gpus(store)))
+    return stage("evaluate", *command, variables=surroundings(store, gpus(store)))
 
 
 def given(size: int = 2, **workload: Any) -> list[str]:
@@ -184,7 +184,7 @@ def test_one_start_suffices_where_the_budget_is_spent_and_a_rate_that_is_not_hel
 def test_an_interruption_on_fewer_gpus_loses_no_block_and_is_made_up_for(store: ModelStore) -> None:
     go = store.root / "go"
     make(store, starts_after=str(go))
-    command = [*EVALUATE, "--model", MODEL, "--variants", "fp16,awq"]
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "fp16,awq"]
     with subprocess.Popen([*command, *given()], env=surroundings(store, gpus(store))) as process:
         log = store.run(RUN) / "logs" / "evaluate-awq-tp1.vllm.log"
         wait_until(log.exists, "the server on one GPU")
