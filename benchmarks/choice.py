@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from statistics import fmean
 from typing import Final
@@ -205,8 +206,9 @@ class Bench:
 
     def _items(self, name: str, task: str) -> Items:
         count, size = self.asked[name][task], self.case.cluster
-        clusters = tuple(str(place // size) for place in range(count)) if size > 1 else None
-        return Items(self.answers[task][name][:count].astype(float), clusters=clusters)
+        return Items(
+            self.answers[task][name][:count].astype(float), clusters=clusters(count, size) if size > 1 else None
+        )
 
     def draw_answers(self, number: int, task: SimulatedTask) -> dict[str, npt.NDArray[np.bool_]]:
         """Draw the answers of all variants to all items that there are."""
@@ -260,6 +262,12 @@ class Bench:
         self.load_s += [load_s] * len(running)
         self.blocks.append(logs)
         return len(running) * (START_S + load_s)
+
+
+@cache
+def clusters(count: int, size: int) -> tuple[str, ...]:
+    """Return the cluster of each of *count* items, of which each cluster has *size*."""
+    return tuple(str(place // size) for place in range(count))
 
 
 @dataclass(frozen=True)

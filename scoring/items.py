@@ -46,7 +46,7 @@ class Items:
 
 def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
     """Bring one task's items into one order for all variants; one that a variant was not asked counts 0 for it."""
-    if len({item.named() for item in items.values()}) == 1:
+    if len({(len(item.values), item.names) for item in items.values()}) == 1:
         return dict(items)
     shared = {name: cluster for item in items.values() for name, cluster in item.clustered()}
     names = sorted(shared)

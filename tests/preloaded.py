@@ -29,7 +29,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, cast
 
-PROGRAMS: Final = re.compile(r"pipeline|stages\.\w+|tests\.stages\.rollout\.driver|tests\.own_surroundings")
+PROGRAMS: Final = re.compile(
+    r"pipeline|stages\.\w+|tests\.stages\.(rollout\.driver|evaluate\.program)|tests\.own_surroundings"
+)
 IMPORTED: Final = (
     "numpy",
     "pipeline.cli",

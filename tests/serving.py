@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -116,8 +116,13 @@ def one_gpu(folder: Path, count: int = 1) -> dict[str, str]:
 
 def stage(name: str, *arguments: str, variables: Mapping[str, str]) -> Said:
     """Run a stage program to its end."""
+    return ended([sys.executable, "-m", f"stages.{name}", "--model", MODEL, *arguments], variables)
+
+
+def ended(command: Sequence[str], variables: Mapping[str, str]) -> Said:
+    """Run a program to its end."""
     return subprocess.run(
-        [sys.executable, "-m", f"stages.{name}", "--model", MODEL, *arguments],
+        command,
         env=dict(variables),
         capture_output=True,
         text=True,

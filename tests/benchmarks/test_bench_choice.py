@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import choice
 from benchmarks.choice import (
     LOAD_S,
     QUALITY_S,
@@ -94,7 +95,8 @@ def test_a_stated_probability_is_compared_with_how_often_it_is_true():
     assert sum(right for _, right in stated(RUNS)) > 0.8 * RUNS * 0.8
 
 
-def test_the_tables_have_a_row_for_every_case():
+def test_the_tables_have_a_row_for_every_case(monkeypatch):
+    monkeypatch.setattr(choice, "BUDGET_S", 0.0)  # as few blocks as there can be: no row's figures are looked at
     rows = list(table(1))
     assert len(rows) == 2 + len(NOISES) * (len(IDENTICAL) + len(LEADS) + 4) + 2 + 3 * len(UNTIDY)
     assert len({row.count("|") for row in rows}) == 1

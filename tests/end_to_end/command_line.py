@@ -27,14 +27,15 @@ FOUR_BIT: Final = SERVED_IN_4_BIT if (here := processor()) and here.avx512 else 
 EIGHT_BIT: Final = ("int8",) if EVERY or not FOUR_BIT else ()
 VARIANTS: Final = ("fp16", *FOUR_BIT, *EIGHT_BIT)
 SETTINGS: Final = DEMO / "slipway.yaml"
-BLOCKS, STEADY_S = 2, 4
+BLOCKS, STEADY_S = 2, 2
 PROMPT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
 CHANGED: Final = (
     f"optimize.variants=[{', '.join(('fp16', *SERVED_IN_4_BIT, *EIGHT_BIT))}]",
     "optimize.calibration.samples=16",
     "workload.budget_minutes=1",  # spent in the two blocks that are measured in any case
     f"workload.steady_s={STEADY_S}",
-    "workload.trial_s=1",
+    "workload.ramp_s=0.25",
+    "workload.trial_s=0.5",
     "workload.trials=3",
     f"workload.prompt_tokens={PROMPT_TOKENS}",
     f"workload.prompt_spread={SPREAD}",

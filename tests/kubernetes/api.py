@@ -133,12 +133,15 @@ class KubernetesServer:
         """Replace an object's status; None leaves it."""
         resource = self.resource(kind)
         with self.objects.changed:
+            if status is not None and resource.status:
+                new = {"status": status}
+                return self.objects.replace(resource, namespace, name, new, manager, part="status", dry_run=False)
             old = self.objects.find(resource, namespace, name)
             if status is None:
                 return old
-            part = "status" if resource.status else ""
-            new = old | {"status": status}
-            return self.objects.replace(resource, namespace, name, new, manager, part=part, dry_run=False)
+            return self.objects.replace(
+                resource, namespace, name, old | {"status": status}, manager, part="", dry_run=False
+            )
 
     def find(self, kind: str, name: str, namespace: str = "default") -> Object:
         """Raises: Refused: 404."""

@@ -5,7 +5,6 @@ An object with finalizers that is deleted stays, marked, until the last of them 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 import secrets
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from tests.kubernetes.ownership import apply, claim
+from tests.kubernetes.ownership import apply, claim, copied
 
 Object: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str, str, str]
@@ -76,6 +75,7 @@ class Objects:
     resources: dict[tuple[str, str], Resource] = field(default_factory=dict)
     """The key is apiVersion and plural."""
     kept: dict[Key, Object] = field(default_factory=dict)
+    """An object that changes is replaced by another one: ``changes`` has the same, and only readers get copies."""
     changes: list[Change] = field(default_factory=list)
     version: int = 1000
     forgotten: int = 0
@@ -84,10 +84,8 @@ class Objects:
 
     def find(self, resource: Resource, namespace: str, name: str) -> Object:
         with self.changed:
-            try:
-                return copy.deepcopy(self.kept[resource.api_version, resource.plural, namespace, name])
-            except KeyError:
-                raise _not_found(resource, name) from None
+            found: Object = copied(self._found(resource, namespace, name))
+            return found
 
     def select(self, resource: Resource, namespace: str | None, labels: str, fields: str) -> list[Object]:
         matches(resource, {"metadata": {}}, labels, fields)  # a selector that can't be read is refused in any case
@@ -97,11 +95,11 @@ class Objects:
                 for (api_version, plural, place, _), each in sorted(self.kept.items())
                 if (api_version, plural) == (resource.api_version, resource.plural) and namespace in (None, place)
             ]
-            return copy.deepcopy([each for each in found if matches(resource, each, labels, fields)])
+            return copied([each for each in found if matches(resource, each, labels, fields)])
 
     def create(self, resource: Resource, namespace: str, body: Object, manager: str, *, dry_run: bool) -> Object:
         with self.changed:
-            new = copy.deepcopy(body)
+            new = copied(body)
             metadata = new.setdefault("metadata", {})
             if not metadata.get("name"):
                 if not metadata.get("generateName"):
@@ -130,9 +128,9 @@ class Objects:
     ) -> Object:
         """PUT: optimistic locking by resourceVersion. *part* is 'status' or ''."""
         with self.changed:
-            old = self.find(resource, namespace, name)
+            old = self._found(resource, namespace, name)
             self._same_version(resource, old, body)
-            return self._update(resource, namespace, old, copy.deepcopy(body), manager, part, dry_run)
+            return self._update(resource, namespace, old, copied(body), manager, part, dry_run)
 
     def merge(
         self, resource: Resource, namespace: str, name: str, patch: Object, manager: str, *, part: str, dry_run: bool
@@ -217,7 +215,7 @@ class Objects:
     ) -> Object:
         """*manager* claims what changed; None: *new* names its managers already."""
         if part == "status":
-            new = old | {"status": new.get("status", {})}
+            new = old | {"metadata": dict(old["metadata"]), "status": new.get("status", {})}
         elif resource.status:
             new = {key: value for key, value in new.items() if key != "status"}
             new |= {"status": old["status"]} if "status" in old else {}
@@ -231,9 +229,9 @@ class Objects:
             new["metadata"]["managedFields"] = old["metadata"].get("managedFields", [])
             claim(new, old, manager, "Update")
         if _without_version(new) == _without_version(old):
-            return copy.deepcopy(old)
+            return copied(old)
         if "deletionTimestamp" in old["metadata"] and not new["metadata"].get("finalizers") and not dry_run:
-            self.kept[self._key(resource, namespace, new["metadata"]["name"])] = copy.deepcopy(new)
+            self.kept[self._key(resource, namespace, new["metadata"]["name"])] = copied(new)
             return self.delete(resource, namespace, new["metadata"]["name"])
         return self._keep("MODIFIED", resource, namespace, new, dry_run)
 
@@ -241,13 +239,21 @@ class Objects:
         if not dry_run:
             self.version += 1
             new["metadata"]["resourceVersion"] = str(self.version)
-            self.kept[self._key(resource, namespace, new["metadata"]["name"])] = copy.deepcopy(new)
+            self.kept[self._key(resource, namespace, new["metadata"]["name"])] = new
             self._tell(type_, resource, new)
-        return new
+        kept: Object = copied(new)
+        return kept
 
     def _tell(self, type_: str, resource: Resource, each: Object) -> None:
-        self.changes.append(Change(self.version, type_, resource, copy.deepcopy(each)))
+        self.changes.append(Change(self.version, type_, resource, each))
         self.changed.notify_all()
+
+    def _found(self, resource: Resource, namespace: str, name: str) -> Object:
+        """The object itself, which nobody changes."""
+        try:
+            return self.kept[resource.api_version, resource.plural, namespace, name]
+        except KeyError:
+            raise _not_found(resource, name) from None
 
     def _key(self, resource: Resource, namespace: str, name: str) -> Key:
         return resource.api_version, resource.plural, namespace if resource.namespaced else "", name
@@ -303,8 +309,8 @@ def matches(resource: Resource, each: Object, labels: str, fields: str) -> bool:
 def merged(old: Any, patch: Any) -> Any:
     """RFC 7386."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    result = copy.deepcopy(old) if isinstance(old, dict) else {}
+        return copied(patch)
+    result = copied(old) if isinstance(old, dict) else {}
     for key, value in patch.items():
         if value is None:
             result.pop(key, None)

@@ -6,7 +6,6 @@ A status belongs to its controller alone. Lists are owned as a whole, as in a cu
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -22,12 +21,19 @@ NOBODYS = frozenset(
 )
 
 
+def copied(document: Any) -> Any:
+    """Copy what JSON can hold, several times as fast as ``copy.deepcopy``."""
+    if isinstance(document, dict):
+        return {name: copied(each) for name, each in document.items()}
+    return [copied(each) for each in document] if isinstance(document, list) else document
+
+
 def apply(old: Object, body: Object, manager: str) -> tuple[Object, list[tuple[str, str]]]:
     """The object after *manager* applied *body*, and whose fields it changed: (path, other manager).
 
     What it applied before and left out now goes, unless somebody else owns it too.
     """
-    new, entries = copy.deepcopy(old), _entries(old)
+    new, entries = copied(old), _entries(old)
     others = {key: paths for key, paths in entries.items() if key != (manager, "Apply")}
     wanted = dict(_leaves(body))
     conflicts = [
@@ -108,7 +114,7 @@ def _set(each: Object, path: Path, value: Any) -> None:
         if not isinstance(each.get(name), dict):
             each[name] = {}
         each = each[name]
-    each[path[-1]] = copy.deepcopy(value)
+    each[path[-1]] = copied(value)
 
 
 def _remove(each: Object, path: Path) -> None:

@@ -67,11 +67,19 @@ def end(store: ModelStore, run: str, phase: Literal["Succeeded", "Failed"]) -> N
     write_json(store.run(run) / STATE, state)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a store with one run, of which each test gets a copy."""
+    store = measured_store(tmp_path_factory.mktemp("finished"), FIRST)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        finish(store, FIRST, Profile(name="balanced"), monkeypatch)
+    return store.root
+
+
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
-    store = measured_store(tmp_path, FIRST)
-    finish(store, FIRST, Profile(name="balanced"), monkeypatch)
-    return store
+def store(tmp_path: Path, finished: Path) -> ModelStore:
+    shutil.copytree(finished, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return ModelStore(tmp_path, MODEL)
 
 
 @pytest.fixture

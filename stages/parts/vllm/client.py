@@ -39,15 +39,21 @@ def _client(certificate: str | None) -> httpx.Client:
     )
 
 
-def trusting(certificate: str | None) -> ssl.SSLContext | bool:
+def trusting(certificate: str | None) -> ssl.SSLContext:
     """Say what a server must show: the certificate in this file, whatever name it is for, since our own server is
     asked by its address; None: one that is generally trusted, for its name."""
     if certificate is None:
-        return True
+        return _generally_trusting()
     context = ssl.create_default_context(cafile=certificate)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself
     context.check_hostname = False
     return context
+
+
+@functools.cache
+def _generally_trusting() -> ssl.SSLContext:
+    """For all clients: it takes longer to read whom to trust than to send a request."""
+    return httpx.create_ssl_context()
 
 
 class _UnixSockets(httpx.BaseTransport):

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.serving import (
     SERVING,
     Said,
     arguments_of,
+    ended,
     environment,
     living,
     processes_with,
@@ -36,6 +36,7 @@ from tests.serving import (
     variant_of,
     wait_until,
 )
+from tests.stages.evaluate.program import EVALUATE
 
 LM_EVAL = Path(__file__).with_name("standin")
 GENERATOR = ["-m", "stages.evaluate.generator"]
@@ -60,7 +61,7 @@ FAILING: dict[str, Any] = {"prompt_tokens": 3}
 
 
 def evaluate(store: ModelStore, name: str, **workload: Any) -> Said:
-    return stage("evaluate", *flags(name, **workload), variables=surroundings(store))
+    return ended([*EVALUATE, "--model", MODEL, *flags(name, **workload)], surroundings(store))
 
 
 def flags(name: str, **workload: Any) -> list[str]:
@@ -213,7 +214,7 @@ class Measuring:
     def __init__(self, store: ModelStore, name: str, **workload: Any) -> None:
         self.root = str(store.root)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stages.evaluate", "--model", MODEL, *flags(name, **workload)],
+            [*EVALUATE, "--model", MODEL, *flags(name, **workload)],
             env=surroundings(store),
         )
 

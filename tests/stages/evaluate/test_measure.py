@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.serving import (
     MODEL,
     SERVING,
     Said,
+    ended,
     environment,
     one_gpu,
     processes_with,
@@ -38,6 +38,7 @@ from tests.serving import (
     wait_until,
     waits_for,
 )
+from tests.stages.evaluate.program import EVALUATE
 
 LM_EVAL = Path(__file__).with_name("standin")
 RUN = "run-1"
@@ -72,7 +73,7 @@ def evaluate(
     """The stage, as part of a run."""
     given = ["--workload", json.dumps(WORKLOAD | workload), "--serving", json.dumps(SERVING | (serving or {}))]
     given += ["--profile", json.dumps({"name": "p"} | (profile or {}))]
-    return stage("evaluate", "--variants", names, *given, variables=surroundings(store, variables))
+    return ended([*EVALUATE, "--model", MODEL, "--variants", names, *given], surroundings(store, variables))
 
 
 def surroundings(store: ModelStore, more: dict[str, str] | None = None) -> dict[str, str]:
@@ -294,7 +295,7 @@ def test_a_server_that_is_killed_once_costs_its_block_one_more_start(store: Mode
 
 def ended_when(store: ModelStore, line: str, *, by: signal.Signals, ready: Callable[[], bool] = lambda: True) -> int:
     """Evaluate two variants, end the stage once it has said *line*, and return its exit status."""
-    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", "fp16,b"]
+    command = [*EVALUATE, "--model", MODEL, "--variants", "fp16,b"]
     given = ["--workload", json.dumps(WORKLOAD), "--serving", json.dumps(SERVING)]
     with subprocess.Popen([*command, *given], env=surroundings(store), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr

@@ -23,6 +23,7 @@ from stages.parts.base.store import write_json
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.split import Split
+from stages.parts.vllm.client import http
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.target import Replicas
 
@@ -71,7 +72,7 @@ class DiskTarget:
     def ready(self, release: str) -> bool:
         with self._noted("ready"):
             try:
-                return httpx.get(f"{self.url(release)}/health", timeout=ANSWER_S).is_success
+                return http().get(f"{self.url(release)}/health", timeout=ANSWER_S).is_success
             except httpx.HTTPError as error:
                 raise ServerFailed(f"the server of {release} is gone") from error
 
@@ -116,7 +117,7 @@ class DiskTarget:
         self._wait_if_held(f"before counters {self._read()['percent']}")
         state = self._state(release)
         try:
-            text = httpx.get(f"{self.url(release)}/metrics", timeout=ANSWER_S).text
+            text = http().get(f"{self.url(release)}/metrics", timeout=ANSWER_S).text
         except httpx.HTTPError as error:
             if self._state(release) != state:
                 raise TransientError(f"the server of {release} is being restarted") from error
@@ -190,7 +191,7 @@ class DiskTarget:
 
     def _alive(self, release: str) -> bool:
         try:
-            return httpx.get(f"{self.url(release)}/metrics", timeout=ANSWER_S).is_success
+            return http().get(f"{self.url(release)}/metrics", timeout=ANSWER_S).is_success
         except (httpx.HTTPError, TransientError):
             return False
 
