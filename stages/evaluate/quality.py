@@ -38,6 +38,8 @@ PARSES_CALLS: Final = "--enable-auto-tool-choice"
 """An argument of ``vllm serve``, for ``serving.extra_arguments``."""
 FIRST: Final = 2000
 """Items of our own tasks that are asked of every variant if the workload does not say how many."""
+SLICE: Final = 100
+"""Items of each task in the first slice: enough to notice a variant that is broken."""
 Part = tuple[int, int | None]
 """The number of the first item, and that of the one after the last, or None for all."""
 OFFLINE: Final = (
@@ -91,9 +93,9 @@ def run_tasks(
     directory: Path,
     workload: Workload,
     log: Path,
+    parts: Mapping[str, Part] | None = None,
     *,
     include_defaults: bool,
-    parts: Mapping[str, Part] | None = None,
 ) -> dict[str, Any]:
     """Run tasks against the server.
 

@@ -131,9 +131,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
     layout = fewer_gpus_of(winner, choice.profile.constraints)
     starts = choice.estimate.evidence.speed.blocks
     samples = measurements.measured[winner.variant].samples
-    rounds, trials = samples.rounds, samples.trials
-    if layout and not layout.against:  # as it is served
-        rounds, trials = samples.smaller_rounds, samples.smaller_trials
+    served = samples.smaller if layout and not layout.against else samples
     return Production(
         model=base.model,
         commit=base.commit,
@@ -172,7 +170,7 @@ def document(choice: Choice, *, run: str | None, release: str) -> Production:
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
-        prompt_tokens_per_s=prompt_tokens_per_s((*rounds, *trials)),
+        prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
         key=decision_key(choice.basis, measurements.evaluations),
         decided_at=datetime.now(UTC),
     )

@@ -102,7 +102,7 @@ class _Fits:
             hay = hay[: int(len(hay) * SHRINK)]
 
     def _tokens(self, text: str) -> int:
-        return len(tokenize(self._served.url, self._served.model, "", text))
+        return len(tokenize(self._served.access, text))
 
 
 def _spread(hay: list[str], needles: list[Needle]) -> Iterator[str]:

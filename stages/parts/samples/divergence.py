@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from scoring.divergence import Distributions, divergence
 from scoring.results import Divergence
 from stages.parts.base.errors import DamagedModel
 from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, Samples
-
-if TYPE_CHECKING:
-    from scoring.divergence import Distributions
 
 
 def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
@@ -20,19 +19,19 @@ def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Div
     Raises:
         DamagedModel: the samples are not distributions.
     """
-    from scoring.divergence import divergence
-
-    texts = {name: [document.tokens for document in _in_order(sample)] for name, sample in samples.items()}
-    if not texts.get(reference):
-        return {}
-    computed = {}
-    for name, sample in samples.items():
-        if name == reference or texts[name] != texts[reference]:
+    documents = {
+        name: sorted(sample.held_out, key=lambda document: document.document) for name, sample in samples.items()
+    }
+    computed: dict[str, Divergence] = {}
+    if not (ours := documents.pop(reference, None)):
+        return computed
+    for name, theirs in documents.items():
+        if [document.tokens for document in theirs] != [document.tokens for document in ours]:
             continue
-        ours, theirs = _continued(samples[reference]), _continued(sample)
-        answers = (ours, theirs) if ours and theirs else None
+        answers = [document.continued for document in ours], [document.continued for document in theirs]
+        recorded = answers if all(map(any, answers)) else None
         try:
-            computed[name] = divergence(distributions(samples[reference]), distributions(sample), answers)
+            computed[name] = divergence(distributions(ours), distributions(theirs), recorded)
         except ValueError as error:
             raise DamagedModel(
                 f"the raw samples of {name} or {reference} are not distributions: {error}", hint=MEASURE_AGAIN
@@ -40,38 +39,9 @@ def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Div
     return computed
 
 
-def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
-    """Return what a divergence gives of ``scoring.constraints.MEASURES``; None for what was not measured.
-
-    Args:
-        is_reference: whether the variant is fp16, which does not diverge from itself.
-    """
-    if is_reference:
-        return {"kl_divergence": 0.0, "top1_agreement": 1.0, "greedy_agreement": 1.0}
-    return {
-        "kl_divergence": divergence.kl if divergence else None,
-        "top1_agreement": divergence.top1_agreement if divergence else None,
-        "greedy_agreement": divergence.greedy_agreement if divergence else None,
-    }
-
-
-def distributions(samples: Samples) -> list[Distributions]:
+def distributions(documents: Iterable[HeldOutDocument]) -> list[Distributions]:
     """Collect the distributions at each position of each held-out document."""
-    import numpy as np
-
-    from scoring.divergence import Distributions
-
     return [
         Distributions(np.array(document.listed, dtype=np.int64), np.array(document.logprobs, dtype=float))
-        for document in _in_order(samples)
+        for document in documents
     ]
-
-
-def _continued(samples: Samples) -> list[tuple[int, ...]]:
-    """Collect the greedy answers; there are none if they were not recorded."""
-    answers = [document.continued for document in _in_order(samples)]
-    return answers if any(answers) else []
-
-
-def _in_order(samples: Samples) -> list[HeldOutDocument]:
-    return sorted(samples.held_out, key=lambda document: document.document)

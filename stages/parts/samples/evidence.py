@@ -10,22 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+import numpy as np
+
+from scoring.arrays import Floats
 from scoring.constraints import MEASURES, Constraints, violations
+from scoring.criteria import Criteria
+from scoring.estimate import Evidence
+from scoring.lead import Lead
+from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
+from scoring.results import divergence_measures
+from scoring.starts import Effects, comparable, log_means
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.capacity import throughput_of
-from stages.parts.samples.divergence import divergence_measures, divergences
-from stages.parts.samples.lines import LoadSamples, Samples
+from stages.parts.samples.divergence import divergences
+from stages.parts.samples.lines import PerplexityItem, Samples, StartLoad
 from stages.parts.samples.questions import questions
-
-if TYPE_CHECKING:
-    from scoring.arrays import Floats
-    from scoring.criteria import Criteria
-    from scoring.estimate import Evidence
-    from scoring.lead import Lead
-    from scoring.losses import Quality, TaskLoss
 
 BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", "kl_divergence", "memory_gib")
 """The measures that are known before a variant is loaded."""
@@ -75,12 +77,6 @@ def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Eviden
     Raises:
         ValueError: the variants have no quality task in common, or no request that was answered.
     """
-    import numpy as np
-
-    from scoring.estimate import Evidence
-    from scoring.losses import mean_quality
-    from scoring.starts import Effects, comparable
-
     logs = speeds([variant.samples for variant in measured.values()])
     places = comparable(logs, list(measured).index(reference) if reference in measured else 0)
     names = [name for place, name in enumerate(measured) if place in places]
@@ -121,8 +117,6 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
 
 def qualities(samples: Mapping[str, Samples]) -> dict[str, Quality]:
     """Estimate the quality on each task that all variants were asked, in the order of the variants."""
-    from scoring.losses import task_quality
-
     variants = list(questions(samples).values())
     tasks = [task for task in (variants[0] if variants else {}) if all(task in variant for variant in variants)]
     return {task: task_quality([variant[task] for variant in variants]) for task in tasks}
@@ -135,12 +129,10 @@ def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> d
     Args:
         limit: the share that may be lost.
     """
-    from scoring.losses import task_losses
-
     if reference not in samples:
         return {}
     base = samples[reference]
-    able = {*(item.task for item in base.perplexity), *(item.task for item in base.accuracy if item.correct)}
+    able = {item.task for item in base.items if isinstance(item, PerplexityItem) or item.correct}
     losses = {}
     for name in [name for name in samples if name != reference]:
         tasks = qualities({reference: base, name: samples[name]})
@@ -150,9 +142,6 @@ def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> d
 
 def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, Lead]:
     """Estimate ln of each variant's quality divided by the reference's; there are none without tasks or reference."""
-    from scoring.lead import Lead
-    from scoring.losses import mean_quality
-
     names, tasks = list(samples), list(qualities(samples).values())
     if not tasks or (isinstance(criteria.reference, str) and criteria.reference not in samples):
         return {}
@@ -172,31 +161,24 @@ def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, 
 def speeds(samples: Sequence[Samples]) -> Floats:
     """Collect ln of the end-to-end time in ms and of the throughput in output tokens/s, shape (blocks, variants, 2);
     NaN where a variant was not started in a block."""
-    import numpy as np
-
     blocks = sorted({run.run.restart for variant in samples for run in variant.rounds})
     logs = np.full((len(blocks), len(samples), 2), np.nan)
     for row, block in enumerate(blocks):
-        starts = [variant.of_start(block) for variant in samples]
-        running = [place for place, (rounds, _) in enumerate(starts) if rounds]
-        logs[row, running] = _block([starts[place] for place in running])
+        starts = {place: variant.of_start(block) for place, variant in enumerate(samples)}
+        running = {place: start for place, start in starts.items() if start.rounds}
+        logs[row, list(running)] = _block(list(running.values()))
     return logs
 
 
-def _block(starts: Sequence[tuple[Sequence[LoadSamples], Sequence[LoadSamples]]]) -> Floats:
-    """Collect the same for one block, shape (variants, 2), from the rounds and trials of each variant."""
-    import numpy as np
-
-    from scoring.starts import log_means
-
+def _block(starts: Sequence[StartLoad]) -> Floats:
+    """Collect the same for one block, shape (variants, 2)."""
     times = [
-        {(run.run.number, place): request.e2el_ms for run in runs for place, request in enumerate(run.requests)}
-        for runs, _ in starts
+        {(run.run.number, place): request.e2el_ms for run in start.rounds for place, request in enumerate(run.requests)}
+        for start in starts
     ]
     places = sorted({place for by_place in times for place in by_place})
     values = np.array([[by_place.get(place, math.nan) for place in places] for by_place in times])
-    rates = [math.log(throughput_of(*start)) for start in starts]
-    return np.column_stack([log_means(values), rates])
+    return np.column_stack([log_means(values), [math.log(throughput_of(start)) for start in starts]])
 
 
 def _gate(violated: Sequence[str], losses: Mapping[str, TaskLoss]) -> Gate:

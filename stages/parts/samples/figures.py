@@ -12,10 +12,12 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Final
 
+import numpy as np
+
 from scoring.student import Z_95
 from stages.parts.records.evaluation import Goodput, Intervals, Load, Percentiles, TaskScore
 from stages.parts.samples.capacity import interval, within
-from stages.parts.samples.lines import LoadSamples, PerplexityItem, Samples, TimedRequest
+from stages.parts.samples.lines import AccuracyItem, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 RESAMPLES: Final = 1000
 SEED: Final = 0
@@ -127,8 +129,6 @@ def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
 
 def percentiles(values: Sequence[float]) -> Percentiles:
     """Compute mean and percentiles; zeros where there are no values (an answer of one token has no gaps)."""
-    import numpy as np
-
     values = values or [0.0]
     p50, p95, p99 = map(float, np.percentile(values, [50, 95, 99]))
     return Percentiles(mean=fmean(values), p50=p50, p95=p95, p99=p99)
@@ -140,8 +140,9 @@ def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
     ``metrics`` stays as lm-eval reported it, and so does the interval of a group's accuracy, which lm-eval pools from
     the standard errors of its tasks.
     """
-    answers = [item for item in samples.accuracy if item.task == score.task]
-    texts = [item for item in samples.perplexity if item.task == score.task]
+    items = [item for item in samples.items if item.task == score.task]
+    answers = [item for item in items if isinstance(item, AccuracyItem)]
+    texts = [item for item in items if isinstance(item, PerplexityItem)]
     if score.kind == "accuracy" and answers:
         values = [item.correct for item in answers]
         value = fmean(values, [item.weight for item in answers])
@@ -162,8 +163,6 @@ def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
 def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, float]:
     """Compute the 95 % interval of the corpus's bits per byte, for which lm-eval gives no standard error: seeded
     percentile bootstrap over documents (Efron 1979)."""
-    import numpy as np
-
     loglikelihoods = np.array([item.loglikelihood * item.weight for item in items])
     sizes = np.array([item.bytes * item.weight for item in items])
     drawn = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))

@@ -9,6 +9,7 @@ import json
 import os
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -68,6 +69,28 @@ def socket_of(url: str) -> str:
 
 def credentials(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+@dataclass(frozen=True)
+class Access:
+    """How clients reach a served model."""
+
+    url: str
+    """Base URL, without ``/v1``."""
+    model: str
+    api_key: str = ""
+    via: str = ""
+    """Base URL to send requests to instead, where the host name in *url* can't be resolved; it is sent as the Host
+    header."""
+    certificate: str | None = None
+    """See ``trusting``."""
+
+    def at(self, path: str) -> str:
+        return f"{(self.via or self.url).rstrip('/')}{path}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return credentials(self.api_key) | ({"Host": urlsplit(self.url).netloc} if self.via else {})
 
 
 def read_metrics(url: str, name: str) -> str:

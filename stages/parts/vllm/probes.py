@@ -13,7 +13,8 @@ from typing import Any, Final
 from scoring.probes import Compared, agreement, common_prefix, compared
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.records.evaluation import Probe
-from stages.parts.vllm.completions import complete, given, no_answer
+from stages.parts.vllm.client import Access
+from stages.parts.vllm.completions import complete, given, usable
 
 PROMPTS: Final = (
     "The capital of France is",
@@ -42,36 +43,28 @@ class ProbeCheck:
         return agreement(self.probes)
 
 
-def record_probes(url: str, model: str, api_key: str = "") -> tuple[Probe, ...]:
-    """Ask for the model's greedy answers to ``PROMPTS``. Raises: ServerFailed, TransientError: as ``complete``."""
-    return _answers(url, model, api_key, PROMPTS, ANSWER_TOKENS)
+def record_probes(access: Access) -> tuple[Probe, ...]:
+    """Ask for the model's greedy answers to ``PROMPTS``."""
+    return _answers(access, PROMPTS, ANSWER_TOKENS)
 
 
-def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) -> ProbeCheck:
-    """Ask the recorded questions again and compare the answers; this takes two requests.
-
-    Raises:
-        MeasurementFailed: there are no recorded answers to compare with.
-        ServerFailed, TransientError: as ``complete``.
-    """
+def check_probes(access: Access, recorded: Sequence[Probe]) -> ProbeCheck:
+    """Ask the recorded questions again and compare the answers; this takes two requests. Raises MeasurementFailed if
+    there are no recorded answers."""
     if not recorded:
         raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
     most = max(len(probe.token_ids) for probe in recorded)
-    answers = _answers(url, model, api_key, [probe.prompt for probe in recorded], most)
+    answers = _answers(access, [probe.prompt for probe in recorded], most)
     texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
-    read = complete(url, model, api_key, texts, max_tokens=1, prompt_logprobs=1)
-    try:
+    read = complete(access, texts, max_tokens=1, prompt_logprobs=1)
+    with usable(access.url):
         return ProbeCheck(tuple(map(_compared, recorded, answers, read[: len(recorded)], read[len(recorded) :])))
-    except (LookupError, TypeError, ValueError) as error:
-        raise no_answer(url, error) from error
 
 
-def _answers(url: str, model: str, api_key: str, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
+def _answers(access: Access, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
     # A model that ends its answer at once would give nothing to compare.
-    choices = complete(
-        url, model, api_key, prompts, max_tokens=tokens, ignore_eos=True, logprobs=1, return_token_ids=True
-    )
-    try:
+    choices = complete(access, prompts, max_tokens=tokens, ignore_eos=True, logprobs=1, return_token_ids=True)
+    with usable(access.url):
         return tuple(
             Probe(
                 prompt=prompt,
@@ -82,8 +75,6 @@ def _answers(url: str, model: str, api_key: str, prompts: Sequence[str], tokens:
             )
             for prompt, choice in zip(prompts, choices, strict=True)
         )
-    except (LookupError, TypeError, ValueError) as error:
-        raise no_answer(url, error) from error
 
 
 def _compared(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> Compared:

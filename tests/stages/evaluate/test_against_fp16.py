@@ -20,6 +20,7 @@ from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import Probe
 from stages.parts.samples.divergence import divergences
 from stages.parts.samples.lines import Samples
+from stages.parts.vllm.client import Access
 from stages.parts.vllm.probes import ProbeCheck, check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
 from tests.extras import need
@@ -52,11 +53,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     need("vllm")
     folder = tmp_path_factory.mktemp("against")
     with served(DEMO / "model", folder / "sound.log") as server:
-        answers = record_probes(server.url, server.name)
-        again = check_probes(server.url, server.name, "", answers)
+        answers = record_probes(Access(server.url, server.name))
+        again = check_probes(Access(server.url, server.name), answers)
         sound, repeated = distributions_of(server), distributions_of(server)
     with served(with_zeros(DEMO / "model", folder / "damaged", 0.05), folder / "damaged.log") as server:
-        damaged, poor = check_probes(server.url, server.name, "", answers), distributions_of(server)
+        damaged, poor = check_probes(Access(server.url, server.name), answers), distributions_of(server)
     apart = (divergences({"fp16": sound, "x": each}, "fp16")["x"] for each in (repeated, poor))
     return Found(answers, again, damaged, *apart)
 
@@ -66,8 +67,8 @@ def served(model: Path, log: Path) -> Any:
 
 
 def distributions_of(server: Server) -> Samples:
-    documents = measure_distributions(server.url, server.name, "", WORKLOAD, server.max_model_len(), chats=True)
-    return Samples(rounds=(), accuracy=(), perplexity=(), held_out=tuple(documents))
+    documents = measure_distributions(Access(server.url, server.name), WORKLOAD, server.max_model_len(), chats=True)
+    return Samples(held_out=tuple(documents))
 
 
 def with_zeros(source: Path, target: Path, share: float) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import MeasurementFailed, ServerFailed
+from stages.parts.vllm.client import Access
 from stages.parts.vllm.probes import ANSWER_TOKENS, PROMPTS, check_probes, record_probes
 from tests.stages.parts.vllm.answering import Answering, Asked
 
@@ -42,14 +43,14 @@ class Model:
 
 def checked(now: Model) -> Any:
     with Answering(Model().answer) as before:
-        recorded = record_probes(before.url, "m")
+        recorded = record_probes(Access(before.url, "m"))
     with Answering(now.answer) as server:
-        return check_probes(server.url, "m", "", recorded)
+        return check_probes(Access(server.url, "m"), recorded)
 
 
 def test_every_prompt_is_recorded_with_its_answer_token_by_token() -> None:
     with Answering(Model().answer) as server:
-        recorded = record_probes(server.url, "m", "secret")
+        recorded = record_probes(Access(server.url, "m", "secret"))
     assert [each.prompt for each in recorded] == list(PROMPTS)
     assert all(each.token_ids == (5,) * ANSWER_TOKENS for each in recorded)
     assert all(each.logprobs == (SURE,) * ANSWER_TOKENS for each in recorded)
@@ -89,4 +90,4 @@ def test_probabilities_that_are_not_numbers_are_a_failure_of_the_server(broken: 
 
 def test_without_recorded_answers_nothing_can_be_compared() -> None:
     with pytest.raises(MeasurementFailed, match="no answers were recorded"):
-        check_probes("http://127.0.0.1:9", "m", "", ())
+        check_probes(Access("http://127.0.0.1:9", "m"), ())
