@@ -116,7 +116,7 @@ class Subject:
             access, data = server.access, self.data
             try:
                 data.probes = record_probes(access)
-                data.agreement = check_probes(access, data.probes).agreement
+                data.agreement = check_probes(access, data.probes)
                 chats = has_chat_template(self.directory)
                 longest = server.max_model_len()
                 documents = measure_distributions(access, self.session.workload, longest, chats=chats)

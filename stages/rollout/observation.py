@@ -67,7 +67,7 @@ def agreement(store: ModelStore, target: Target, release: str) -> float | None:
     recorded = releases.probes(store, release)
     if not recorded:
         return None
-    agreed = check_probes(Access(target.url(release), store.model, api_key()), recorded).agreement
+    agreed = check_probes(Access(target.url(release), store.model, api_key()), recorded)
     return agreed if math.isfinite(agreed) else 0.0
 
 

@@ -31,18 +31,8 @@ MAX_TOKENS: Final = 32
 SHRINK: Final = 0.97
 CODE: Final = re.compile(r"\d{7}")
 COLOURS: Final = (
-    "red",
-    "blue",
-    "green",
-    "grey",
-    "white",
-    "black",
-    "amber",
-    "violet",
-    "silver",
-    "copper",
-    "ivory",
-    "pink",
+    *("red", "blue", "green", "grey", "white", "black"),
+    *("amber", "violet", "silver", "copper", "ivory", "pink"),
 )
 THINGS: Final = ("harbour", "archive", "tunnel", "garden", "tower", "cellar", "hangar", "vault", "chapel", "workshop")
 

@@ -7,10 +7,10 @@ They need only plain HTTP on a base URL, so that a rollout can ask any server wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
-from scoring.probes import Compared, agreement, common_prefix, compared
+from scoring.probes import compared
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.records.evaluation import Probe
 from stages.parts.vllm.client import Access
@@ -27,20 +27,6 @@ PROMPTS: Final = (
     "Monday, Tuesday, Wednesday,",
 )
 ANSWER_TOKENS: Final = 16
-ANOTHER_QUESTION: Final = Compared(likeness=0.0, consistency=0.0, same_tokens=0)
-"""The prompt is no longer tokenized as when it was recorded."""
-
-
-@dataclass(frozen=True)
-class ProbeCheck:
-    """How a server's answers compare with recorded ones."""
-
-    probes: tuple[Compared, ...]
-
-    @property
-    def agreement(self) -> float:
-        """0–1, where 1 is the same; see ``scoring.probes``."""
-        return agreement(self.probes)
 
 
 def record_probes(access: Access) -> tuple[Probe, ...]:
@@ -48,9 +34,9 @@ def record_probes(access: Access) -> tuple[Probe, ...]:
     return _answers(access, PROMPTS, ANSWER_TOKENS)
 
 
-def check_probes(access: Access, recorded: Sequence[Probe]) -> ProbeCheck:
-    """Ask the recorded questions again and compare the answers; this takes two requests. Raises MeasurementFailed if
-    there are no recorded answers."""
+def check_probes(access: Access, recorded: Sequence[Probe]) -> float:
+    """Ask the recorded questions again, in two requests, and return how far the answers agree: 0–1, where 1 is the same
+    (``scoring.probes``). Raises MeasurementFailed if there are no recorded answers."""
     if not recorded:
         raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
     most = max(len(probe.token_ids) for probe in recorded)
@@ -58,7 +44,7 @@ def check_probes(access: Access, recorded: Sequence[Probe]) -> ProbeCheck:
     texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
     read = complete(access, texts, max_tokens=1, prompt_logprobs=1)
     with usable(access.url):
-        return ProbeCheck(tuple(map(_compared, recorded, answers, read[: len(recorded)], read[len(recorded) :])))
+        return fmean(map(_agreement, recorded, answers, read[: len(recorded)], read[len(recorded) :]))
 
 
 def _answers(access: Access, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
@@ -77,14 +63,13 @@ def _answers(access: Access, prompts: Sequence[str], tokens: int) -> tuple[Probe
         )
 
 
-def _compared(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> Compared:
+def _agreement(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> float:
     """Args: read, read_answer: the probabilities that the server gives to the recorded text and to its own answer."""
     if answer.prompt_ids != recorded.prompt_ids:
-        return ANOTHER_QUESTION
+        return 0.0  # the prompt is no longer tokenized as when it was recorded
     recomputed, _ = _probabilities(recorded, read)
     answered, likeliest = _probabilities(answer, read_answer)
-    agreeing = common_prefix(recorded.token_ids, answer.token_ids)
-    return compared(recorded.logprobs, recomputed, answered, likeliest, agreeing)
+    return compared(recorded.logprobs, recomputed, answered, likeliest).agreement
 
 
 def _probabilities(probe: Probe, read: dict[str, Any]) -> tuple[list[float], list[float]]:
