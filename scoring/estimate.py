@@ -45,11 +45,7 @@ class Estimate:
     """The metrics of the variants as log-ratios to the reference, with their noise."""
 
     def __init__(self, evidence: Evidence, criteria: Criteria) -> None:
-        """Estimate the metrics and scores.
-
-        Raises:
-            ValueError: the reference is a variant that was not measured.
-        """
+        """Estimate the metrics and scores. Raise ValueError if the reference is a variant that was not measured."""
         self.evidence, self.criteria = evidence, criteria
         speed = np.exp(evidence.speed.means)
         self.values: Floats = np.column_stack([np.exp(evidence.quality.logs), speed, evidence.memory])

@@ -53,11 +53,8 @@ class Parameters(BaseModel):
 
 def count_parameters(model: Architecture, stored: int | None = None) -> Parameters:
     """Count the parameters of a model by kind. If the count of those *stored* in the checkpoint is known, ``other`` are
-    those that config.json does not explain.
-
-    Raises:
-        NotSizeable: the checkpoint has fewer parameters than config.json describes.
-    """
+    those that config.json does not explain. Raise NotSizeable if the checkpoint has fewer parameters than config.json
+    describes."""
     by_kind = dict.fromkeys(("attention", "mlp", "experts", "state space"), 0)
     inactive = 0
     for layer, layers in model.counted.items():

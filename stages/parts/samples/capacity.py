@@ -140,11 +140,7 @@ def throughput_of(load: StartLoad) -> float:
 
     It is the capacity in requests/s times the mean answer of the rounds, which is the same for all variants. Without
     trials of a rate, the rounds had the same number of requests in flight all the time: then it is the geometric mean
-    of their rates.
-
-    Raises:
-        ValueError: the targets held at no rate.
-    """
+    of their rates. Raise ValueError if the targets held at no rate."""
     rates = list(filter(None, map(tried, load.trials)))
     if not rates:
         return math.exp(fmean(math.log(run.output_tokens_per_s) for run in load.rounds))
@@ -160,11 +156,8 @@ def _mean_answer(load: StartLoad) -> float:
 
 
 def capacity_of(load: StartLoad) -> Capacity | None:
-    """Return the capacity over all starts of a server; None without trials of a rate.
-
-    Raises:
-        ValueError: the targets held at no rate after a start.
-    """
+    """Return the capacity over all starts of a server; None without trials of a rate. Raise ValueError if the targets
+    held at no rate after a start."""
     rated = [trial for trial in load.trials if tried(trial)]
     targets_ms = rated[0].run.targets_ms if rated else None
     if targets_ms is None:

@@ -14,11 +14,7 @@ from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, Samples
 
 def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
     """Compute the divergence of every variant from the *reference*, without variants that were measured on another
-    text.
-
-    Raises:
-        DamagedModel: the samples are not distributions.
-    """
+    text. Raise DamagedModel if the samples are not distributions."""
     documents = {
         name: sorted(sample.held_out, key=lambda document: document.document) for name, sample in samples.items()
     }

@@ -90,11 +90,8 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
     answers.
 
     Before any load (``Measured.load`` is None), constraints on speed are left out. Without a measured reference, losses
-    and divergence are not known: constraints on them are then not met.
-
-    Raises:
-        DamagedModel: raw samples are not what was written.
-    """
+    and divergence are not known: constraints on them are then not met. Raise DamagedModel if raw samples are not what
+    was written."""
     samples = {name: variant.samples for name, variant in measured.items()}
     reference = criteria.reference_variant
     losses = losses_of(samples, reference, criteria.task_loss)
@@ -106,7 +103,7 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
         values["quality_recovery"] = math.exp(recovered[name].value) if name in recovered else None
         values |= {"memory_gib": variant.memory_bytes / GIB, **(variant.load or {})}
         limits = before_load if variant.load is None else constraints
-        violated = [violation.text for violation in violations(values, limits)]
+        violated = violations(values, limits)
         if variant.agreement is not None and variant.agreement < AGREEMENT:
             violated.append(
                 f"its answers agree with its own probabilities by only {variant.agreement:.2f}, below {AGREEMENT:g}"

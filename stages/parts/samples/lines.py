@@ -194,12 +194,8 @@ def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
 
 
 def read_samples(path: Path, evaluation: Evaluation) -> Samples:
-    """Read the samples that *evaluation* was computed from.
-
-    Raises:
-        DamagedModel: the file is missing, holds a line that is none of ours, belongs to another evaluation, or lacks a
-            round or the requests of a run.
-    """
+    """Read the samples that *evaluation* was computed from. Raise DamagedModel if the file is missing, holds a line
+    that is none of ours, belongs to another evaluation, or lacks a round or the requests of a run."""
     try:
         head, *lines = _parsed(path.read_bytes())
     except (OSError, ValueError) as error:

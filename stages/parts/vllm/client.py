@@ -110,11 +110,8 @@ def healthy(url: str, certificate: str | None = None) -> bool:
 
 
 def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, certificate: str | None = None) -> str:
-    """One token of a real completion, which only a complete, loaded model gives.
-
-    Raises:
-        ServerFailed: there was no answer, or no valid one.
-    """
+    """One token of a real completion, which only a complete, loaded model gives. Raise ServerFailed if there was no
+    answer, or no valid one."""
     body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     try:
         headers = credentials(api_key)
@@ -130,11 +127,8 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, c
 
 
 def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -> bool:
-    """Whether it completes a chat; False: not at the moment.
-
-    Raises:
-        ServerFailed: it refuses: its chat template is missing or broken, which will not change.
-    """
+    """Whether it completes a chat; False: not at the moment. Raise ServerFailed if it refuses: its chat template is
+    missing or broken, which will not change."""
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
     try:
         reply = http().post(f"{url}/v1/chat/completions", json=body, headers=credentials(api_key), timeout=timeout_s)
