@@ -17,7 +17,6 @@ from scoring.capacity.layout import powers_of_two
 from scoring.capacity.memory import MemorySettings, Parallelism, fit
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from scoring.capacity.storage import Storage
-from scoring.capacity.weights import Parameters
 from scoring.cost import per_million
 from scoring.units import GIB
 
@@ -88,7 +87,6 @@ class PlanRequest:
     """A model, the formats and GPUs to try, and the load they must carry."""
 
     model: Architecture
-    parameters: Parameters
     formats: Mapping[str, Storage]
     """How each variant stores its weights, by its name."""
     accelerators: Mapping[str, Accelerator]
@@ -140,10 +138,10 @@ def _layouts(request: PlanRequest, variant: str, name: str) -> Iterator[Option]:
 def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallelism) -> Option:
     accelerator, model = request.accelerators[name], request.model
     storage = request.formats[variant]
-    fitted = fit(model, request.parameters, storage, accelerator, parallelism, request.settings)
+    fitted = fit(model, storage, accelerator, parallelism, request.settings)
     cached = fitted.cache.sequences(fitted.cache_bytes, request.longest_request) if fitted.cache else 0
     calibration = request.calibrations.get(name, SpeedCalibration())
-    roofline = Roofline(model, request.parameters, storage, accelerator, parallelism, calibration)
+    roofline = Roofline(model, storage, accelerator, parallelism, calibration)
     limit = min(cached, accelerator.batch_limits().sequences)
     speed = None if fitted.reasons or not limit else _most(roofline, request, limit)
     memory = fitted.memory

@@ -1,19 +1,14 @@
-"""Models whose memory can be calculated, and the settings on which it depends."""
+"""The settings on which a server's memory depends, and those with which it can't be calculated."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final
 
 from scoring.capacity.architecture import Architecture
-from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import CacheRules
 from scoring.capacity.memory import MemorySettings
-from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
 from scoring.units import MIB
-from stages.parts.base.formats import storage_of
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.machine.processor import processor
 
@@ -27,23 +22,6 @@ CPU_LATENT_BLOCK_TOKENS: Final = 16
 """The CPU kernel for MLA has no other; the one with AMX has ``CPU_BLOCK_TOKENS``."""
 CPU_BATCHED_TOKENS: Final = 2048
 """``EngineArgs.get_batch_defaults`` for a server on a CPU, per process. It computes one batch at a time."""
-
-
-@dataclass(frozen=True)
-class SizedModel:
-    """A model of a known family."""
-
-    architecture: Architecture
-    parameters: Parameters
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], stored: int | None = None) -> Self:
-        """Read a config.json, or raise NotSizeable. *stored* is the checkpoint's count of parameters, if known."""
-        architecture = read_architecture(config)
-        return cls(architecture, count_parameters(architecture, stored))
-
-    def stored_bytes(self, variant: str, group_size: int) -> int:
-        return stored_bytes(self.architecture, self.parameters, storage_of(variant, group_size))
 
 
 def memory_settings(serving: AskedServing, context: int = 0) -> MemorySettings:
