@@ -126,11 +126,8 @@ class Estimate:
         return within
 
     def _of_scores(self, value: float, influence: dict[int, float | Floats]) -> Lead:
-        """Estimate a sum of scores.
-
-        Args:
-            influence: of each variant, as a factor of the weights of all metrics, or of each: shape (metrics,).
-        """
+        """Estimate a sum of scores. *influence*: of each variant, as a factor of the weights of all metrics, or of
+        each: shape (metrics,)."""
         low, high = spans(self.criteria.anchors)
         slopes = shares_of(self.criteria) / (high - low)
         gradient = np.zeros_like(self.ratios)

@@ -71,10 +71,7 @@ class Divergence(Closed):
 
 def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
     """Return what a divergence gives of ``scoring.constraints.MEASURES``; None for what was not measured.
-
-    Args:
-        is_reference: whether the variant is fp16, which does not diverge from itself.
-    """
+    *is_reference*: whether the variant is fp16, which does not diverge from itself."""
     if is_reference:
         return {"kl_divergence": 0.0, "top1_agreement": 1.0, "greedy_agreement": 1.0}
     return {

@@ -17,9 +17,10 @@ from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
 from scoring.capacity.families import read_architecture
-from scoring.capacity.plan import Option, PlanRecord, PlanRequest, Targets, options
+from scoring.capacity.plan import Option, PlanRequest, Targets, options
 from scoring.capacity.speed import Requests, SpeedCalibration
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
+from scoring.closed import PlanRecord
 from scoring.names import REFERENCE
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
 from stages.parts.base.formats import storage_of

@@ -119,13 +119,8 @@ def fit(
 
 
 def _too_full(memory: MemoryUse, settings: MemorySettings) -> str:
-    parts = (
-        ("weights", memory.weights),
-        ("activations", memory.activations),
-        ("CUDA graphs", memory.graphs),
-        ("runtime", memory.runtime),
-    )
-    uses = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    parts = {"weights": memory.weights, "activations": memory.activations, "CUDA graphs": memory.graphs}
+    uses = ", ".join(f"{name} {size / GIB:.1f}" for name, size in (parts | {"runtime": memory.runtime}).items() if size)
     cache = f"a KV cache of {settings.kv_cache_bytes / GIB:.1f}" if settings.kv_cache_bytes else "the KV cache"
     return f"{uses} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
 

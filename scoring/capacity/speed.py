@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
-
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, LatentAttention
 from scoring.capacity.assumptions import (
@@ -28,6 +26,7 @@ from scoring.capacity.assumptions import (
 from scoring.capacity.memory import Parallelism
 from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import Parameters, count_parameters, loaded_bytes
+from scoring.closed import PlanRecord
 
 ALL_REDUCES: Final = 2
 """Per layer: after attention and after the MLP."""
@@ -50,10 +49,8 @@ class SpeedCalibration:
     evaluations: int = 0
 
 
-class PredictedSpeed(BaseModel):
+class PredictedSpeed(PlanRecord):
     """One replica with that many sequences at once."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sequences: int
     ttft_ms: float

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import Field, computed_field
 
 from scoring.capacity.architecture import Architecture, Layer, NotSizeable
 from scoring.capacity.storage import HALF, Storage
+from scoring.closed import PlanRecord
 
 UNEXPLAINED: Final = 0.01
 """The checkpoint may lack at most this share of the parameters that config.json describes (biases, other norms)."""
 
 
-class Parameters(BaseModel):
+class Parameters(PlanRecord):
     """Counts of parameters by kind."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     embedding: int
     head: int

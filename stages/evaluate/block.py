@@ -27,7 +27,7 @@ from stages.parts.records.evaluation import Speed
 from stages.parts.records.variant import Variant
 from stages.parts.samples.lines import LoadSamples
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB
-from stages.parts.vllm.host import SERVER_BYTES
+from stages.parts.vllm.sizing import SERVER_BYTES
 
 
 class Block:
@@ -69,7 +69,10 @@ class Block:
                 standing.callback(subject.stop)
             if all(subject.asked for subject in group):
                 self._subjects.together(group, self._stand)
-                self._ask_further(group)
+                if self._further:  # the last look wanted more items
+                    for part in _parts(group, len(self._lanes)):
+                        self._in_a_turn(part, lambda subject: subject.ask_further(self._further))
+                    self._subjects.refuse(group)
             else:
                 self._stand_and_ask(group)
             if self._subjects.lost or not any(subject.going for subject in group):
@@ -108,13 +111,6 @@ class Block:
         self._subjects.refuse(new)
         self._in_a_turn([subject for subject in new if not subject.asked], Subject.ask)
         self._subjects.refuse(new)
-
-    def _ask_further(self, group: Sequence[Subject]) -> None:
-        """Ask more items, if the last look wanted some."""
-        if self._further:
-            for part in _parts(group, len(self._lanes)):
-                self._in_a_turn(part, lambda subject: subject.ask_further(self._further))
-            self._subjects.refuse(group)
 
     def _in_a_turn(self, group: Sequence[Subject], act: Callable[[Subject], None]) -> None:
         """Call *act* with those of the group that go on, together."""

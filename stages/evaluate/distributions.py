@@ -7,12 +7,12 @@ not from the weights alone, because a user's answers go through the engine's ker
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final
 
-from stages.evaluate.questions.text import KIND
+from stages.evaluate.questions.sources import KIND
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import sha256_of
 from stages.parts.base.workload import Workload
@@ -55,7 +55,9 @@ def measure_distributions(
         return []
     # The server generates one token after the text.
     length = min(workload.divergence_tokens, max_model_len - 1)
-    documents = list(islice(_documents(access, workload, length), workload.divergence_documents))
+    held_out = read_documents(text_path(workload.divergence_text, KIND), KIND)
+    tokenized = ((text, tokenize(access, text)[:length]) for text in held_out)
+    documents = list(islice((pair for pair in tokenized if len(pair[1]) > 1), workload.divergence_documents))
     if not documents:
         raise ConfigError(f"the held-out text {workload.divergence_text} has no document of two tokens")
     measured = []
@@ -83,13 +85,6 @@ def _continued(access: Access, beginnings: Sequence[str], *, chats: bool) -> lis
         choices = complete(access, beginnings, **options)
     with usable(access.url):
         return [choice["token_ids"] for choice in choices]
-
-
-def _documents(access: Access, workload: Workload, length: int) -> Iterator[tuple[str, list[int]]]:
-    for text in read_documents(text_path(workload.divergence_text, KIND), KIND):
-        tokens = tokenize(access, text)[:length]
-        if len(tokens) > 1:
-            yield text, tokens
 
 
 def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any], continued: Sequence[int]) -> HeldOutDocument:

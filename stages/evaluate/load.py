@@ -1,15 +1,7 @@
-"""The load after one start of a server, as production sees it: requests that arrive at random, whether or not earlier
-ones are answered.
-
-1. The capacity: the highest rate at which the workload's targets hold, by trials of rates on a scale that all variants
-   share. A failed trial is repeated before it is believed.
-2. The round: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity. There is one after
-   each start, because a second one would show less than another start does.
-
-Servers that stand side by side take turns, trial by trial: what slows the machine for a while slows all of them. All
-variants get the same prompts at the same times in the round, and in the trials of a start the same lengths in the same
-pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there is only the round, with
-a fixed number of requests in flight: its throughput is that of the saturated server.
+"""The load after one start of a server, as production sees it (docs/load.md): requests that arrive at random, whether
+or not earlier ones are answered. Trials of rates find the capacity, at which the workload's targets just hold; a round
+then measures latency at a fixed rate, the same for all variants. Where nobody waits for the answers (``slo: null``),
+there is only the round, with a fixed number of requests in flight: its throughput is that of the saturated server.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from stages.evaluate.bench import LoadTarget
 from stages.evaluate.conditions import Conditions
@@ -17,15 +18,56 @@ from stages.evaluate.load import Loading, Pace, check_fits
 from stages.evaluate.peak_memory import PeakMemory
 from stages.evaluate.quality import SLICE, Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.session import Lane, Session
-from stages.evaluate.variant_data import VariantData
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say
-from stages.parts.records.evaluation import Engine, Evaluation, TaskScore
+from stages.parts.base.workload import Workload
+from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Smaller, Speed, TaskScore, measures_of
+from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
 from stages.parts.vllm.client import has_chat_template
 from stages.parts.vllm.probes import check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
+
+
+@dataclass
+class VariantData:
+    """All that was measured of a variant with one number of GPUs."""
+
+    samples: Samples = field(default_factory=Samples)
+    probes: tuple[Probe, ...] = ()
+    agreement: float | None = None
+    quality: tuple[TaskScore, ...] = ()
+    not_asked: dict[str, str] = field(default_factory=dict)
+    """Why quality tasks could not be asked, by their names."""
+    engine: Engine | None = None
+    """That of the first start; None if the server never started."""
+    kv_cache_tokens: int = 0
+    resident_bytes: int = 0
+    gpu_bytes: int = 0
+    speeds: list[tuple[Speed, Speed]] = field(default_factory=list)
+    """The speed of the machine before and after each block."""
+    smaller: Smaller | None = None
+    """What was measured on fewer GPUs."""
+    started_at: datetime | None = None
+    seconds: float = 0.0
+
+    def goodput(self, workload: Workload) -> Goodput | None:
+        rounds, slo = self.samples.rounds, workload.slo
+        return goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if rounds and slo else None
+
+    def figures(self, workload: Workload) -> dict[str, Any]:
+        """Compute the fields that ``Evaluation`` and ``Smaller`` have in common."""
+        rounds = self.samples.rounds
+        return {
+            "engine": self.engine,
+            "load": pooled_load(rounds) if rounds else None,
+            "rounds": tuple(map(load_of, rounds)),
+            "capacity": capacity_of(self.samples),
+            "goodput": self.goodput(workload),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 class Subject:
@@ -58,7 +100,23 @@ class Subject:
 
     def restore(self, evaluation: Evaluation, samples: Samples) -> None:
         """Continue what was measured before under the same conditions."""
-        self.data, self.asked = VariantData.restored(evaluation, samples), True
+        machine = evaluation.drift.probes() if evaluation.drift else ()
+        self.data = VariantData(
+            samples=samples,
+            probes=evaluation.probes,
+            agreement=evaluation.agreement,
+            quality=evaluation.quality,
+            not_asked=dict(evaluation.not_asked),
+            engine=evaluation.engine,
+            kv_cache_tokens=evaluation.memory.kv_cache_tokens,
+            resident_bytes=evaluation.memory.peak_resident_bytes,
+            gpu_bytes=evaluation.memory.peak_gpu_bytes or 0,
+            speeds=list(zip(machine[::2], machine[1::2], strict=True)),
+            smaller=evaluation.smaller,
+            started_at=evaluation.started_at,
+            seconds=evaluation.seconds,
+        )
+        self.asked = True
         self.looks = len(evaluation.looks)
         self.ready_s = [evaluation.engine.ready_s]
         self.load_s = [sum(run.run.duration_s for run in samples.rounds + samples.trials) / self.blocks]
@@ -77,7 +135,10 @@ class Subject:
         return self._standing is not None
 
     def measured(self) -> Measured:
-        return self.data.measured(self.conditions.variant.weights_bytes, self.session.workload)
+        """Select what the gates and the looks need."""
+        data, rounds = self.data, self.data.samples.rounds
+        load = measures_of(pooled_load(rounds), data.goodput(self.session.workload)) if rounds else None
+        return Measured(data.samples, self.conditions.variant.weights_bytes, data.agreement, load)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from stages.evaluate.session import Session
 from stages.evaluate.subject import Subject
 from stages.parts.base.log import say
 from stages.parts.samples.evidence import gates_of
-from stages.parts.samples.lines import Item
 
 
 class Subjects:
@@ -56,8 +55,8 @@ class Subjects:
             limits = limits.model_copy(update={"quality_recovery": None})
         measured = {"": replace(variant, load=None)}
         if self.reference:
-            reference, places = self.reference.measured(), set(map(_place, variant.samples.items))
-            items = tuple(item for item in reference.samples.items if _place(item) in places)
+            reference, places = self.reference.measured(), {item.place for item in variant.samples.items}
+            items = tuple(item for item in reference.samples.items if item.place in places)
             samples = replace(reference.samples, items=items)
             measured[profile.reference_variant] = replace(reference, samples=samples, load=None)
         gate = gates_of(measured, profile, limits)[""]
@@ -95,7 +94,3 @@ class Subjects:
             for subject in self:
                 subject.stop()
             raise
-
-
-def _place(item: Item) -> tuple[str, str, int]:
-    return item.task, item.subtask, item.doc_id

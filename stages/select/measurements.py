@@ -15,8 +15,7 @@ from scoring.results import divergence_measures
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, by_machine, machine_of
 from stages.parts.samples.capacity import within
-from stages.parts.samples.divergence import divergences
-from stages.parts.samples.evidence import Gate, Measured, evidence_of, gates_of, losses_of, recoveries
+from stages.parts.samples.evidence import Gate, Measured, divergences, evidence_of, gates_of, losses_of, recoveries
 from stages.parts.samples.lines import Samples
 from stages.parts.samples.questions import Questions, questions
 

@@ -34,7 +34,7 @@ from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.divergence import distributions
+from stages.parts.samples.evidence import distributions
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem, Samples, read_samples
 from stages.parts.vllm.arguments import IN_ONE_PROCESS, ONE_THREAD, core_binding
 from stages.parts.vllm.probes import PROMPTS

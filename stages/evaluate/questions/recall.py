@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stages.evaluate.questions.question import Question, Served, asked
-from stages.evaluate.questions.text import KIND
+from stages.evaluate.questions.sources import KIND
 from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.vllm.completions import tokenize
 

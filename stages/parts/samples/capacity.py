@@ -173,7 +173,16 @@ def capacity_of(load: StartLoad) -> Capacity | None:
         low=low,
         high=high,
         starts=tuple(tokens),
-        trials=tuple(map(_trial, rated)),
+        trials=tuple(
+            Trial(
+                restart=trial.run.restart,
+                rate_per_s=trial.run.rate_per_s or 0.0,
+                requests=len(trial.requests),
+                share=fmean(within(request, *targets_ms) for request in trial.requests) if trial.requests else None,
+                held=bool(trial.run.held),
+            )
+            for trial in rated
+        ),
         rule=RULE,
     )
 
@@ -183,15 +192,3 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     logarithms: a time or a rate has no negative end, however few the starts."""
     mean = Lead.of_starts([math.log(max(value, LEAST)) for value in values])
     return math.exp(mean.value - mean.reach()), math.exp(mean.value + mean.reach())
-
-
-def _trial(trial: LoadSamples) -> Trial:
-    run, requests = trial.run, trial.requests
-    targets_ms = run.targets_ms or (0.0, 0.0)
-    return Trial(
-        restart=run.restart,
-        rate_per_s=run.rate_per_s or 0.0,
-        requests=len(requests),
-        share=fmean(within(request, *targets_ms) for request in requests) if requests else None,
-        held=bool(run.held),
-    )

@@ -8,7 +8,7 @@ results from the same samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,16 +17,17 @@ import numpy as np
 from scoring.arrays import Floats
 from scoring.constraints import MEASURES, Constraints, violations
 from scoring.criteria import Criteria
+from scoring.divergence import Distributions, divergence
 from scoring.estimate import Evidence
 from scoring.lead import Lead
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
-from scoring.results import divergence_measures
+from scoring.results import Divergence, divergence_measures
 from scoring.starts import Effects, comparable, log_means
 from scoring.units import GIB
+from stages.parts.base.errors import DamagedModel
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.capacity import throughput_of
-from stages.parts.samples.divergence import divergences
-from stages.parts.samples.lines import PerplexityItem, Samples, StartLoad
+from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, PerplexityItem, Samples, StartLoad
 from stages.parts.samples.questions import questions
 
 BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", "kl_divergence", "memory_gib")
@@ -69,14 +70,9 @@ class Gate:
 
 def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Evidence:
     """Gather the evidence of variants whose quality and load were measured, without those that were never started in a
-    block with the reference, directly or through others: they can't be compared.
-
-    Args:
-        reference: the variant that the others are compared with; by default the first.
-
-    Raises:
-        ValueError: the variants have no quality task in common, or no request that was answered.
-    """
+    block with the reference, directly or through others: they can't be compared. Raise ValueError if the variants have
+    no quality task in common, or no request that was answered. *reference*: the variant that the others are compared
+    with; by default the first."""
     logs = speeds([variant.samples for variant in measured.values()])
     places = comparable(logs, list(measured).index(reference) if reference in measured else 0)
     names = [name for place, name in enumerate(measured) if place in places]
@@ -121,11 +117,7 @@ def qualities(samples: Mapping[str, Samples]) -> dict[str, Quality]:
 
 def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> dict[str, dict[str, TaskLoss]]:
     """Estimate what each other variant loses of the reference's score on each task, without tasks of which the
-    reference can do nothing; there are none without the reference.
-
-    Args:
-        limit: the share that may be lost.
-    """
+    reference can do nothing; there are none without the reference. *limit*: the share that may be lost."""
     if reference not in samples:
         return {}
     base = samples[reference]
@@ -153,6 +145,37 @@ def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, 
         name: Lead(float(log) - against, 0.0, variance, math.inf)
         for name, log, variance in zip(names, quality.logs, variances, strict=True)
     }
+
+
+def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
+    """Compute the divergence of every variant from the *reference*, without variants that were measured on another
+    text. Raise DamagedModel if the samples are not distributions."""
+    documents = {
+        name: sorted(sample.held_out, key=lambda document: document.document) for name, sample in samples.items()
+    }
+    computed: dict[str, Divergence] = {}
+    if not (ours := documents.pop(reference, None)):
+        return computed
+    for name, theirs in documents.items():
+        if [document.tokens for document in theirs] != [document.tokens for document in ours]:
+            continue
+        answers = [document.continued for document in ours], [document.continued for document in theirs]
+        recorded = answers if all(map(any, answers)) else None
+        try:
+            computed[name] = divergence(distributions(ours), distributions(theirs), recorded)
+        except ValueError as error:
+            raise DamagedModel(
+                f"the raw samples of {name} or {reference} are not distributions: {error}", hint=MEASURE_AGAIN
+            ) from error
+    return computed
+
+
+def distributions(documents: Iterable[HeldOutDocument]) -> list[Distributions]:
+    """Collect the distributions at each position of each held-out document."""
+    return [
+        Distributions(np.array(document.listed, dtype=np.int64), np.array(document.logprobs, dtype=float))
+        for document in documents
+    ]
 
 
 def speeds(samples: Sequence[Samples]) -> Floats:

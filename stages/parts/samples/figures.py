@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -35,28 +35,26 @@ def load_of(samples: LoadSamples) -> Load:
         output_tokens=sum(request.output_tokens for request in requests),
         requests_per_s=len(requests) / run.duration_s,
         output_tokens_per_s=samples.output_tokens_per_s,
-        **percentiles_of(requests),
+        ttft_ms=percentiles([request.ttft_ms for request in requests]),
+        tpot_ms=percentiles([request.tpot_ms for request in requests]),
+        e2el_ms=percentiles([request.e2el_ms for request in requests]),
+        itl_ms=percentiles([gap for request in requests for gap in request.itl_ms]),
     )
 
 
 def pooled_load(rounds: Sequence[LoadSamples]) -> Load:
     """Summarize all rounds: percentiles over all requests, and the mean of the rounds' rates."""
     loads = [load_of(run) for run in rounds]
-    times = percentiles_of([request for run in rounds for request in run.requests])
-    gaps = times.pop("itl_ms")
-    times = {name: time.model_copy(update={"intervals": _intervals(rounds, name)}) for name, time in times.items()}
-    return Load(
-        rate_per_s=loads[0].rate_per_s,
-        concurrency=max(load.concurrency for load in loads),
-        requests=sum(load.requests for load in loads),
-        duration_s=sum(load.duration_s for load in loads),
-        prompt_tokens=sum(load.prompt_tokens for load in loads),
-        output_tokens=sum(load.output_tokens for load in loads),
-        requests_per_s=fmean(load.requests_per_s for load in loads),
-        output_tokens_per_s=fmean(load.output_tokens_per_s for load in loads),
-        itl_ms=gaps,
-        **times,
-    )
+    pooled = load_of(LoadSamples(rounds[0].run, tuple(request for run in rounds for request in run.requests)))
+    changed: dict[str, Any] = {
+        "concurrency": max(load.concurrency for load in loads),
+        "duration_s": sum(load.duration_s for load in loads),
+        "requests_per_s": fmean(load.requests_per_s for load in loads),
+        "output_tokens_per_s": fmean(load.output_tokens_per_s for load in loads),
+    }
+    for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
+        changed[name] = getattr(pooled, name).model_copy(update={"intervals": _intervals(rounds, name)})
+    return pooled.model_copy(update=changed)
 
 
 def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
@@ -115,16 +113,6 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
             sum(request.output_tokens for request in requests) / duration_s for duration_s, requests in good
         ),
     )
-
-
-def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
-    """Compute the percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over all gaps."""
-    return {
-        "ttft_ms": percentiles([request.ttft_ms for request in requests]),
-        "tpot_ms": percentiles([request.tpot_ms for request in requests]),
-        "e2el_ms": percentiles([request.e2el_ms for request in requests]),
-        "itl_ms": percentiles([gap for request in requests for gap in request.itl_ms]),
-    }
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:

@@ -95,6 +95,10 @@ class _OfTask(_Line):
     cluster: str | None = None
     """What the item shares with others of its task, such as a text; None in older samples."""
 
+    @property
+    def place(self) -> tuple[str, str, int]:
+        return self.task, self.subtask, self.doc_id
+
 
 class AccuracyItem(_OfTask):
     kind: Literal["accuracy"] = "accuracy"

@@ -21,19 +21,18 @@ def questions(samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
 
 
 def items_of(samples: Samples, *, hashed: bool) -> dict[str, Items]:
-    """Collect the items of each task; for a group of tasks, the items of its tasks.
-
-    Args:
-        hashed: whether a document's hash is part of an item's name.
-    """
+    """Collect the items of each task; for a group of tasks, the items of its tasks. *hashed*: whether a document's hash
+    is part of an item's name."""
     by_task: dict[str, list[Item]] = {}
     for item in sorted(samples.items, key=lambda item: item.kind):
         by_task.setdefault(item.task, []).append(item)
-    return {task: _items(sorted(items, key=_place), hashed=hashed) for task, items in by_task.items()}
+    return {task: _items(sorted(items, key=lambda item: item.place), hashed=hashed) for task, items in by_task.items()}
 
 
 def _items(items: list[Item], *, hashed: bool) -> Items:
-    names = tuple(" ".join(map(str, (*_place(item), *([item.doc_hash] if hashed else [])))) for item in items)
+    names = tuple(
+        " ".join(map(str, (item.subtask, item.doc_id, *([item.doc_hash] if hashed else [])))) for item in items
+    )
     clusters = None
     if any(item.cluster for item in items):
         clusters = tuple(item.cluster or name for item, name in zip(items, names, strict=True))
@@ -46,7 +45,3 @@ def _items(items: list[Item], *, hashed: bool) -> Items:
     # A text counts by its bytes.
     nats = np.array([item.loglikelihood * item.weight for item in texts])
     return Items(nats, np.array([item.bytes * item.weight for item in texts]), None, names, clusters)
-
-
-def _place(item: Item) -> tuple[str, int]:
-    return item.subtask, item.doc_id

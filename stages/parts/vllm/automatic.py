@@ -25,8 +25,16 @@ from stages.parts.machine.hardware import gpus, hardware, query_gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
-from stages.parts.vllm.host import CLIENT_BYTES, SERVER_BYTES, gpu_memory_bytes, shared_bytes, startup_s
-from stages.parts.vllm.sizing import cpu_cache_rules, memory_settings, why_not_planned
+from stages.parts.vllm.sizing import (
+    CLIENT_BYTES,
+    SERVER_BYTES,
+    cpu_cache_rules,
+    gpu_memory_bytes,
+    memory_settings,
+    shared_bytes,
+    startup_s,
+    why_not_planned,
+)
 
 WEIGHTS_SHARE: Final = 0.85
 """The most of the memory that weights should take where nothing else can be calculated."""

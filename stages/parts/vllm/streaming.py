@@ -48,14 +48,8 @@ def stream_completion(
     client: httpx.Client, access: Access, prompt: list[int], output_tokens: int, timeout_s: float = REQUEST_TIMEOUT_S
 ) -> Reply:
     """Send a completion of token ids, and read its stream. Whatever is not complete within *timeout_s* is an error."""
-    body = {
-        "model": access.model,
-        "prompt": prompt,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    body = {"model": access.model, "prompt": prompt, "max_tokens": output_tokens}
+    body |= {"temperature": 0, "ignore_eos": True, "stream": True}
     request = {"json": body, "headers": access.headers, "timeout": timeout_s}
     reply = Reply(sent_s=time.monotonic())
     try:

@@ -18,7 +18,7 @@ from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.workload import Workload
 from stages.parts.records.evaluation import Probe
-from stages.parts.samples.divergence import divergences
+from stages.parts.samples.evidence import divergences
 from stages.parts.samples.lines import Samples
 from stages.parts.vllm.client import Access
 from stages.parts.vllm.probes import check_probes, record_probes

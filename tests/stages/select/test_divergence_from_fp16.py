@@ -18,7 +18,7 @@ from stages.parts.base.settings import CONFIGS
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.divergence import divergences
+from stages.parts.samples.evidence import divergences
 from stages.parts.samples.lines import Samples, read_samples, write_samples
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant
