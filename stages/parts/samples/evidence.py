@@ -27,7 +27,7 @@ from scoring.units import GIB
 from stages.parts.base.errors import DamagedModel
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.capacity import throughput_of
-from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, PerplexityItem, Samples, StartLoad
+from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, PerplexityItem, Samples
 from stages.parts.samples.questions import questions
 
 BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", "kl_divergence", "memory_gib")
@@ -184,21 +184,16 @@ def speeds(samples: Sequence[Samples]) -> Floats:
     blocks = sorted({run.run.restart for variant in samples for run in variant.rounds})
     logs = np.full((len(blocks), len(samples), 2), np.nan)
     for row, block in enumerate(blocks):
-        starts = {place: variant.of_start(block) for place, variant in enumerate(samples)}
-        running = {place: start for place, start in starts.items() if start.rounds}
-        logs[row, list(running)] = _block(list(running.values()))
+        starts = {place: start for place, variant in enumerate(samples) if (start := variant.of_start(block)).rounds}
+        times = [
+            {(run.run.number, number): one.e2el_ms for run in start.rounds for number, one in enumerate(run.requests)}
+            for start in starts.values()
+        ]
+        requests = sorted({request for by_request in times for request in by_request})
+        values = np.array([[by_request.get(request, math.nan) for request in requests] for by_request in times])
+        rates = [math.log(throughput_of(start)) for start in starts.values()]
+        logs[row, list(starts)] = np.column_stack([log_means(values), rates])
     return logs
-
-
-def _block(starts: Sequence[StartLoad]) -> Floats:
-    """Collect the same for one block, shape (variants, 2)."""
-    times = [
-        {(run.run.number, place): request.e2el_ms for run in start.rounds for place, request in enumerate(run.requests)}
-        for start in starts
-    ]
-    places = sorted({place for by_place in times for place in by_place})
-    values = np.array([[by_place.get(place, math.nan) for place in places] for by_place in times])
-    return np.column_stack([log_means(values), [math.log(throughput_of(start)) for start in starts]])
 
 
 def _gate(violated: Sequence[str], losses: Mapping[str, TaskLoss]) -> Gate:
