@@ -27,10 +27,10 @@ from unittest.mock import patch
 from pipeline.settings.config import load
 from stages.evaluate import load as loads
 from stages.evaluate.bench import Call, Limits, LoadTarget, lengths
-from stages.evaluate.load import Loading, StartLoad
+from stages.evaluate.load import Loading
 from stages.parts.base.workload import DEFAULT_SLO, Slo, Workload
-from stages.parts.samples.capacity import strain_of
-from stages.parts.samples.lines import TimedRequest
+from stages.parts.samples.capacity import mean_capacity_per_s, strain_of
+from stages.parts.samples.lines import StartLoad, TimedRequest
 
 RUNS: Final = 60
 BLOCKS: Final = 3
@@ -254,7 +254,7 @@ def searched(
     loading = Loading(target, block, *earlier)
     with patch.object(loads, "send", server.send):
         list(loading.search())
-    return loading.found, Searched(loading.found.capacity_per_s() or math.nan, len(loading.trials), server.seconds)
+    return loading.found, Searched(mean_capacity_per_s(loading.found) or math.nan, len(loading.trials), server.seconds)
 
 
 def run(reference: Kind, variant: Kind, noise: Noise, seed: int) -> list[tuple[Searched, Searched]]:
@@ -266,7 +266,7 @@ def run(reference: Kind, variant: Kind, noise: Noise, seed: int) -> list[tuple[S
         for place, kind in enumerate((reference, variant)):
             earlier = before[0], before[place]
             load, found = searched(replace(kind, workload=workload), noise, block, earlier, chance)
-            before[place] = StartLoad((), (*before[place].trials, *load.trials))
+            before[place] = before[place].plus(load)
             results.append(found)
         blocks.append((results[0], results[1]))
     return blocks

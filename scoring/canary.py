@@ -97,12 +97,9 @@ class Mean:
 
 
 def mean_of(values: Sequence[float], *, independent: bool = False) -> Mean:
-    """Average consecutive slices, as a first-order autoregression: neighbours that are alike tell less than
-    independent ones (Bartlett 1946). The correlation is estimated without bias (Marriott & Pope 1954), at least 0.
-
-    Args:
-        independent: neither estimate nor count a correlation.
-    """
+    """Average consecutive slices, as a first-order autoregression: neighbours that are alike tell less than independent
+    ones (Bartlett 1946). The correlation is estimated without bias (Marriott & Pope 1954), at least 0. *independent*:
+    neither estimate nor count a correlation."""
     n = len(values)
     if n < 2:
         return Mean(values[0] if values else math.nan, math.inf, 0.0)

@@ -134,11 +134,8 @@ def _within_margins(estimate: Estimate, first: int, second: int, times: tuple[fl
 
 def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, by_look: float) -> bool:
     """Return whether every difference is shown to lie within its margin, by two one-sided tests each (Schuirmann 1987).
-    The items of the quality tasks are asked once, so there is one look at them.
-
-    Args:
-        by_look: the limit for what further starts can show.
-    """
+    The items of the quality tasks are asked once, so there is one look at them. *by_look*: the limit for what further
+    starts can show."""
     return all(
         max(lead.below(-margin), 1 - lead.below(margin)) <= (by_look if lead.by_starts else error_rate)
         for margin, lead in differences
@@ -155,10 +152,7 @@ def _cheapest(estimate: Estimate, names: Sequence[str]) -> str:
 
 def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tuple[float, ...]) -> More | None:
     """Find what would settle every open comparison: more starts within a larger budget, or all anew with more items.
-
-    Args:
-        others: the variants, and how many times the items each needs to pass the gates.
-    """
+    *others*: the variants, and how many times the items each needs to pass the gates."""
     speed, ended = estimate.evidence.speed, math.ceil(times[-1])
     if not others or speed.degrees < 1:
         return None
@@ -187,11 +181,8 @@ def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tu
 def _settled(
     estimate: Estimate, pair: tuple[int, int], starts: int, items: int, limit: Callable[[float], float]
 ) -> bool:
-    """Return whether a pair would be decided or equivalent, if the estimates stayed as they are.
-
-    Args:
-        limit: the p-value at which a test with an error rate is decided.
-    """
+    """Return whether a pair would be decided or equivalent, if the estimates stayed as they are. *limit*: the p-value
+    at which a test with an error rate is decided."""
     speed, rate = estimate.evidence.speed, estimate.criteria.error_rate
     times = starts / speed.blocks
 

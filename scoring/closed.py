@@ -7,3 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 class Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlanRecord(Closed):
+    """A part of a plan's document, whose schema describes every field."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -64,18 +63,6 @@ class Constraints(Closed):
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
-@dataclass(frozen=True)
-class Violation:
-    """A constraint that a variant does not meet."""
-
-    name: str
-    limit: float
-    value: float | None
-    """None if it was not measured."""
-    text: str
-    """For a person, with the numbers: 'quality_recovery 0.91 is below the minimum of 0.95'."""
-
-
 def meets(name: str, value: float, limit: float) -> bool:
     """Return whether the value of a measure meets its limit; one that is not finite was not measured, and meets
     none."""
@@ -87,18 +74,18 @@ def bound_of(name: str, limit: float) -> str:
     return f"the {'minimum' if MEASURES[name].higher_is_better else 'maximum'} of {limit:.12g}"
 
 
-def violations(values: Mapping[str, float | None], constraints: Constraints) -> list[Violation]:
-    """List the constraints that a variant's *values* (by measure, in its unit) do not meet, in the order of
-    ``MEASURES``. A value that is missing, NaN or infinite was not measured, and meets no constraint."""
+def violations(values: Mapping[str, float | None], constraints: Constraints) -> list[str]:
+    """Name the constraints that a variant's *values* (by measure, in its unit) do not meet, in the order of
+    ``MEASURES``: 'quality_recovery 0.91 is below the minimum of 0.95'. A value that is missing, NaN or infinite was not
+    measured, and meets no constraint."""
     violated = []
     for name, limit in constraints.limits().items():
         value = values.get(name)
         if value is None or not math.isfinite(value):
-            text = f"{name} was not measured, so it does not meet {bound_of(name, limit)}"
-            violated.append(Violation(name, limit, None, text))
+            violated.append(f"{name} was not measured, so it does not meet {bound_of(name, limit)}")
         elif not meets(name, value, limit):
             # With all its digits if it would otherwise read like the limit that it violates.
             number = short if (short := f"{value:.4g}") != f"{limit:.4g}" else repr(float(value))
             side = "below" if MEASURES[name].higher_is_better else "above"
-            violated.append(Violation(name, limit, value, f"{name} {number} is {side} {bound_of(name, limit)}"))
+            violated.append(f"{name} {number} is {side} {bound_of(name, limit)}")
     return violated

@@ -123,11 +123,7 @@ def _least_unlisted(p: Floats, q: Floats, ours: Booleans, theirs: Booleans) -> F
     Let A be the tokens that only the reference lists, and B those that only the variant lists. P(A) and Q(B) are known,
     Q(A) = a and P(B) = b are not. With R and S the probabilities outside the lists, the sum P(A)·ln(P(A)/a) +
     b·ln(b/Q(B)) + (R−b)·ln((R−b)/(S−a)) is convex in (a, b), with its minimum where all three ratios are equal, or at a
-    bound.
-
-    Args:
-        ours, theirs: which tokens of each list are in the other one too.
-    """
+    bound. *ours* and *theirs*: which tokens of each list are in the other one too."""
     p_only, q_only = np.where(ours, 0.0, p).sum(axis=1), np.where(theirs, 0.0, q).sum(axis=1)
     p_left, q_left = (np.maximum(1.0 - listed.sum(axis=1), SMALLEST) for listed in (p, q))
     most_a, most_b = (

@@ -45,11 +45,7 @@ class Estimate:
     """The metrics of the variants as log-ratios to the reference, with their noise."""
 
     def __init__(self, evidence: Evidence, criteria: Criteria) -> None:
-        """Estimate the metrics and scores.
-
-        Raises:
-            ValueError: the reference is a variant that was not measured.
-        """
+        """Estimate the metrics and scores. Raise ValueError if the reference is a variant that was not measured."""
         self.evidence, self.criteria = evidence, criteria
         speed = np.exp(evidence.speed.means)
         self.values: Floats = np.column_stack([np.exp(evidence.quality.logs), speed, evidence.memory])
@@ -130,11 +126,8 @@ class Estimate:
         return within
 
     def _of_scores(self, value: float, influence: dict[int, float | Floats]) -> Lead:
-        """Estimate a sum of scores.
-
-        Args:
-            influence: of each variant, as a factor of the weights of all metrics, or of each: shape (metrics,).
-        """
+        """Estimate a sum of scores. *influence*: of each variant, as a factor of the weights of all metrics, or of
+        each: shape (metrics,)."""
         low, high = spans(self.criteria.anchors)
         slopes = shares_of(self.criteria) / (high - low)
         gradient = np.zeros_like(self.ratios)

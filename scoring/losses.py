@@ -74,11 +74,7 @@ class TaskLoss:
 
 def task_quality(items: Sequence[Items]) -> Quality:
     """Estimate the quality on one task, by variant: the accuracy, or the probability per byte. An accuracy of 0, which
-    has no logarithm, counts as half an item.
-
-    Raises:
-        ValueError: a variant has no items.
-    """
+    has no logarithm, counts as half an item. Raise ValueError if a variant has no items."""
     variants = list(aligned({str(number): variant for number, variant in enumerate(items)}).values())
     first = variants[0]
     measured, influences = zip(*map(_influences, variants), strict=True)
@@ -93,11 +89,8 @@ def task_quality(items: Sequence[Items]) -> Quality:
 
 
 def mean_quality(tasks: Sequence[Quality]) -> Quality:
-    """Estimate the quality over all tasks: the logarithm of the mean of their scores; tasks have different items.
-
-    Raises:
-        ValueError: there are no tasks.
-    """
+    """Estimate the quality over all tasks: the logarithm of the mean of their scores; tasks have different items. Raise
+    ValueError if there are no tasks."""
     if not tasks:
         raise ValueError("no tasks to compare")
     scores = np.exp([task.logs for task in tasks])

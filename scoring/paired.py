@@ -31,11 +31,7 @@ class Difference(NamedTuple):
 
 
 def flips(reference: npt.NDArray[np.bool_], variant: npt.NDArray[np.bool_]) -> Flips:
-    """Compare which items are correct.
-
-    Raises:
-        ValueError: the numbers of items differ.
-    """
+    """Compare which items are correct. Raise ValueError if the numbers of items differ."""
     _check_pairs(len(reference), len(variant))
     lost, gained = int((reference & ~variant).sum()), int((~reference & variant).sum())
     return Flips(lost, gained, mcnemar(lost, gained))
@@ -57,11 +53,8 @@ def mean_difference(
     """Compute the change of the (weighted) mean over items, with the interval of Student's t over their influences.
 
     For the bits per byte of a corpus, the values are each text's bits per byte, weighted by its bytes. For a KL
-    divergence, which already is a difference, *reference* is zeros.
-
-    Raises:
-        ValueError: the numbers of items differ, or are 0.
-    """
+    divergence, which already is a difference, *reference* is zeros. Raise ValueError if the numbers of items differ, or
+    are 0."""
     _check_pairs(len(reference), len(variant))
     if not len(variant):
         raise ValueError("no items to compare")

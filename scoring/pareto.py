@@ -10,11 +10,7 @@ def pareto_front(rows: Sequence[Sequence[float]]) -> list[bool]:
     """Find the rows that are not dominated: no other is at least as good in all columns and better in one.
 
     Equal rows do not dominate each other. A row with a value that is missing or infinite is never on the front and
-    dominates no other.
-
-    Args:
-        rows: of equal length; higher is better in every column.
-    """
+    dominates no other. *rows*: of equal length; higher is better in every column."""
     measured = [row for row in rows if all(map(math.isfinite, row))]
 
     def dominated(row: Sequence[float]) -> bool:

@@ -29,8 +29,6 @@ class Compared:
 
     likeness: float
     consistency: float
-    same_tokens: int
-    """The number of first tokens that equal the recorded ones; for people, not for a verdict."""
 
     @property
     def agreement(self) -> float:
@@ -38,11 +36,7 @@ class Compared:
 
 
 def compared(
-    recorded: Sequence[float],
-    again: Sequence[float],
-    answered: Sequence[float],
-    likeliest: Sequence[float],
-    same_tokens: int = 0,
+    recorded: Sequence[float], again: Sequence[float], answered: Sequence[float], likeliest: Sequence[float]
 ) -> Compared:
     """Compare natural logarithms of probabilities, one per token.
 
@@ -57,12 +51,7 @@ def compared(
     """
     likeness = math.exp(-fmean(abs(new - old) for old, new in _pairs(recorded, again)))
     consistency = math.exp(-fmean(max(0.0, best - generated) for generated, best in _pairs(answered, likeliest)))
-    return Compared(likeness, consistency, same_tokens)
-
-
-def agreement(probes: Sequence[Compared]) -> float:
-    """Average the agreement over probes, 0–1, where 1 is the same; 0 without probes."""
-    return fmean(probe.agreement for probe in probes) if probes else 0.0
+    return Compared(likeness, consistency)
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -67,3 +67,15 @@ class Divergence(Closed):
     greedy_high: float | None = None
     greedy_prefix: float | None = None
     """Mean share of such an answer before the first token that differs."""
+
+
+def divergence_measures(divergence: Divergence | None, *, is_reference: bool) -> dict[str, float | None]:
+    """Return what a divergence gives of ``scoring.constraints.MEASURES``; None for what was not measured.
+    *is_reference*: whether the variant is fp16, which does not diverge from itself."""
+    if is_reference:
+        return {"kl_divergence": 0.0, "top1_agreement": 1.0, "greedy_agreement": 1.0}
+    return {
+        "kl_divergence": divergence.kl if divergence else None,
+        "top1_agreement": divergence.top1_agreement if divergence else None,
+        "greedy_agreement": divergence.greedy_agreement if divergence else None,
+    }

@@ -25,10 +25,7 @@ def shares_near(normalized: Mapping[str, Floats], shares: Mapping[str, float]) -
     """Compute the share of weightings near *shares* under which each variant wins; ties are split.
 
     Weights are drawn from Dirichlet(50·shares). A weight of zero stays zero, because the metric does not matter.
-
-    Args:
-        normalized: each variant's metrics between their anchors, in the order of ``METRICS``.
-    """
+    *normalized*: each variant's metrics between their anchors, in the order of ``METRICS``."""
     around = np.array([shares[name] for name in METRICS])
     weights = np.zeros((WEIGHTINGS, len(METRICS)))
     weights[:, around > 0] = np.random.default_rng(SEED).dirichlet(CONCENTRATION * around[around > 0], WEIGHTINGS)

@@ -134,11 +134,8 @@ class Effects:
         return squares / self.joint if self.joint > 0 else np.full_like(squares, np.nan)
 
     def spread(self, contrast: Floats) -> Spread:
-        """Estimate the noise of a combination of the means.
-
-        Args:
-            contrast: the factor of each mean, shape (variants, metrics).
-        """
+        """Estimate the noise of a combination of the means. *contrast*: the factor of each mean, shape (variants,
+        metrics)."""
         involved = np.flatnonzero(contrast.any(axis=1))
         if not involved.size:
             return Spread(0.0, 0)
@@ -191,11 +188,8 @@ def log_means(values: Floats) -> Floats:
 
 
 def comparable(logs: Floats, place: int) -> list[int]:
-    """Find the variants that share a block with the one at *place*, directly or through others.
-
-    Args:
-        logs: as those of ``Effects``.
-    """
+    """Find the variants that share a block with the one at *place*, directly or through others. *logs*: as those of
+    ``Effects``."""
     measured = np.isfinite(logs).all(axis=2).astype(float)
     beside = measured.T @ measured > 0
     reached = beside[place]

@@ -99,8 +99,7 @@ def evaluation(
     """
     samples = Samples(
         rounds=tuple(load_round(number, latency_ms, throughput) for number in range(ROUNDS)),
-        accuracy=tuple(answer(item, correct=item < round(quality * ITEMS)) for item in range(ITEMS)),
-        perplexity=(),
+        items=tuple(answer(item, correct=item < round(quality * ITEMS)) for item in range(ITEMS)),
         held_out=tuple(held_out(document, likeliest) for document in range(DOCUMENTS)),
     )
     key = f"evaluation of {variant.variant}"

@@ -17,9 +17,10 @@ from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
 from scoring.capacity.families import read_architecture
-from scoring.capacity.plan import Option, PlanRecord, PlanRequest, Targets, options
+from scoring.capacity.plan import Option, PlanRequest, Targets, options
 from scoring.capacity.speed import Requests, SpeedCalibration
-from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
+from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
+from scoring.closed import PlanRecord
 from scoring.names import REFERENCE
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
 from stages.parts.base.formats import storage_of
@@ -126,8 +127,7 @@ def make_plan(
         context = context or (length if isinstance(length, int) else model.longest_context)
         _refuse_context(context, sum(workload.longest()), model.longest_context)
         request = PlanRequest(
-            model=model,
-            parameters=count_parameters(model, described.parameters),
+            model=with_stored(model, described.parameters),
             formats={name: storage_of(name, config.optimize.group_size) for name in config.optimize.variants},
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
@@ -254,17 +254,17 @@ def with_prices(
 def _document(
     described: Description, config: RunConfig, request: PlanRequest, layouts: Sequence[Option]
 ) -> PlanDocument:
-    model, parameters = request.model, request.parameters
+    model = request.model
     calibrated = sorted(request.accelerators.keys() & request.calibrations.keys())
     runs = automatic(described, config, request.accelerators)
     return PlanDocument(
         model=described.model,
         commit=described.commit,
         model_type=model.model_type,
-        parameters=parameters,
+        parameters=count_parameters(model),
         kv_bytes_per_token=model.kv_bytes_per_token(),
         state_bytes_per_sequence=model.cache_bytes(0),
-        stored_bytes={name: stored_bytes(model, parameters, storage) for name, storage in request.formats.items()},
+        stored_bytes={name: stored_bytes(model, storage) for name, storage in request.formats.items()},
         context=request.settings.context,
         workload=config.workload.name,
         prompt_tokens=request.requests.prompt_tokens,

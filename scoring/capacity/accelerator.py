@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from scoring.capacity.assumptions import DRIVER_MEMORY
+from scoring.closed import Closed
 from scoring.units import GIB
 
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -14,10 +15,8 @@ ECC_SHARE: Final = 1 / 16
 """Share of GDDR memory that holds the codes of error correction."""
 
 
-class Tflops(BaseModel):
+class Tflops(Closed):
     """Dense operations per second, in 10¹²; None: the tensor cores do not have this type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bf16: Above0
     fp8: Above0 | None = None
@@ -31,10 +30,8 @@ class BatchLimits(NamedTuple):
     sequences: int
 
 
-class Accelerator(BaseModel):
+class Accelerator(Closed):
     """One type of GPU; see ``configs/accelerators.yaml`` for the meaning of each figure."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: str
     memory_gib: Above0

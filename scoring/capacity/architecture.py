@@ -195,6 +195,8 @@ class Architecture:
     layers: tuple[Layer, ...]
     recurrent_bytes: int | None = None
     """Bytes of a value in the recurrent state if the model prescribes them; None: as the model's own type."""
+    other: int = 0
+    """Parameters in the checkpoint that config.json does not describe: for images or sound, or for speculation."""
 
     @cached_property
     def counted(self) -> Mapping[Layer, int]:

@@ -99,6 +99,10 @@ class Reader:
         """Count the experts of a layer; 0 without the field. Transformers 5 writes another name than publishers did."""
         return next((self.count(name) for name in EXPERTS if self.config.get(name) is not None), 0)
 
+    def mixture(self, width: int, shared: int = 0) -> FeedForward:
+        """Read experts of this *width*, and the width that all tokens *shared*."""
+        return FeedForward(shared, self.experts(), self.count("num_experts_per_tok"), width)
+
     def kind(self, index: int) -> str:
         """Read the layer's entry in ``layer_types``; empty if config.json has no such list."""
         kinds = self.config.get("layer_types") or self.config.get("layers_block_type")
@@ -160,8 +164,7 @@ def _dense(read: Reader, index: int) -> Layer:
 
 
 def _mixtral(read: Reader, index: int) -> Layer:
-    active, width = read.count("num_experts_per_tok"), read.count("intermediate_size")
-    return read.layer(read.attention(index), FeedForward(0, read.experts(), active, width))
+    return read.layer(read.attention(index), read.mixture(read.count("intermediate_size")))
 
 
 def _qwen_moe(read: Reader, index: int) -> Layer:
@@ -174,9 +177,8 @@ def _qwen_experts(read: Reader, index: int) -> tuple[FeedForward, int]:
     if not (sparse and read.experts() and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
         return FeedForward(read.count("intermediate_size")), 0
     shared = read.count("shared_expert_intermediate_size", 0)
-    active, width = read.count("num_experts_per_tok"), read.count("moe_intermediate_size")
     # The shared expert has a gate of its own.
-    return FeedForward(shared, read.experts(), active, width), read.hidden if shared else 0
+    return read.mixture(read.count("moe_intermediate_size"), shared), read.hidden if shared else 0
 
 
 def _deepseek(read: Reader, index: int) -> Layer:
@@ -194,7 +196,7 @@ def _deepseek(read: Reader, index: int) -> Layer:
     width = read.count("moe_intermediate_size")
     shared = width * read.count("n_shared_experts", 0)
     bias = experts if read.config.get("topk_method") == "noaux_tc" else 0
-    return read.layer(attention, FeedForward(shared, experts, read.count("num_experts_per_tok"), width), gates=bias)
+    return read.layer(attention, read.mixture(width, shared), gates=bias)
 
 
 def _qwen_next(read: Reader, index: int) -> Layer:
@@ -226,9 +228,8 @@ def _gated_delta_net(read: Reader) -> StateSpace:
 
 def _granite_hybrid(read: Reader, index: int) -> Layer:
     feed_forward = FeedForward(read.count("shared_intermediate_size"))
-    if experts := read.experts():
-        active, width = read.count("num_experts_per_tok"), read.count("intermediate_size")
-        feed_forward = FeedForward(feed_forward.width, experts, active, width)
+    if read.experts():
+        feed_forward = read.mixture(read.count("intermediate_size"), feed_forward.width)
     if read.kind(index) == "attention":
         return read.layer(read.attention(index), feed_forward)
     inner = read.count("mamba_expand", 2) * read.hidden

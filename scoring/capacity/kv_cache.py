@@ -100,11 +100,8 @@ def largest(low: int, high: int, meets: Callable[[int], bool]) -> int:
 
 
 def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
-    """Compute the groups and blocks of a model's cache.
-
-    Raises:
-        NotSizeable: the layers need different numbers of bytes per token, or none of them has attention.
-    """
+    """Compute the groups and blocks of a model's cache. Raise NotSizeable if the layers need different numbers of bytes
+    per token, or none of them has attention."""
     size = rules.tensor_parallel_size
     widths = {layer.attention.values_per_token(size) for layer in model.counted if layer.attention}
     if len(widths) != 1:

@@ -14,7 +14,6 @@ from scoring.capacity.architecture import Architecture
 from scoring.capacity.assumptions import ESTIMATE_ERROR
 from scoring.capacity.memory import Fit, MemorySettings, MemoryUse, Parallelism, fit, undivided
 from scoring.capacity.storage import SIXTEEN_BIT, Storage
-from scoring.capacity.weights import Parameters
 
 LEAST_CONTEXT: Final = 4096
 """A server gets more GPUs rather than a context that is shorter than this and than the model's own."""
@@ -65,12 +64,7 @@ def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
 
 
 def choose_layout(
-    model: Architecture,
-    parameters: Parameters,
-    accelerator: Accelerator,
-    gpus: int,
-    settings: MemorySettings,
-    demand: Demand,
+    model: Architecture, accelerator: Accelerator, gpus: int, settings: MemorySettings, demand: Demand
 ) -> Layout:
     """Choose the fewest GPUs, at most *gpus*, on which fp16 fits with room for the workload in flight, and the longest
     context; that of *settings* is not read.
@@ -82,7 +76,7 @@ def choose_layout(
     settings = replace(settings, context=least)
 
     def layout_on(size: int) -> Layout:
-        fitted = fit(model, parameters, SIXTEEN_BIT, accelerator, Parallelism(size), settings)
+        fitted = fit(model, SIXTEEN_BIT, accelerator, Parallelism(size), settings)
         if fitted.reasons or fitted.cache is None:
             return Layout(size, least, 0, fitted.reasons)
         spare = _spare(fitted, settings)

@@ -11,7 +11,7 @@ from scoring.capacity.architecture import Architecture, Attention, StateSpace
 from scoring.capacity.assumptions import COMMUNICATION_GIB, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
 from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
 from scoring.capacity.storage import HALF, Storage
-from scoring.capacity.weights import Parameters, loaded_bytes
+from scoring.capacity.weights import loaded_bytes
 from scoring.units import GIB
 
 BLOCK_TOKENS: Final = 16
@@ -88,7 +88,6 @@ class Fit:
 
 def fit(
     model: Architecture,
-    parameters: Parameters,
     storage: Storage,
     accelerator: Accelerator,
     parallelism: Parallelism,
@@ -102,7 +101,7 @@ def fit(
     communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
     memory = MemoryUse(
         budget=int(accelerator.usable_bytes * settings.utilization),
-        weights=_weights(loaded_bytes(model, parameters, storage, parallelism.tensor), parallelism.pipeline),
+        weights=_weights(loaded_bytes(model, storage, parallelism.tensor), parallelism.pipeline),
         activations=int(limits.tokens * forward * HALF) + logits,
         graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
         runtime=int((RUNTIME_GIB.value + communication) * GIB),
@@ -120,13 +119,8 @@ def fit(
 
 
 def _too_full(memory: MemoryUse, settings: MemorySettings) -> str:
-    parts = (
-        ("weights", memory.weights),
-        ("activations", memory.activations),
-        ("CUDA graphs", memory.graphs),
-        ("runtime", memory.runtime),
-    )
-    uses = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    parts = {"weights": memory.weights, "activations": memory.activations, "CUDA graphs": memory.graphs}
+    uses = ", ".join(f"{name} {size / GIB:.1f}" for name, size in (parts | {"runtime": memory.runtime}).items() if size)
     cache = f"a KV cache of {settings.kv_cache_bytes / GIB:.1f}" if settings.kv_cache_bytes else "the KV cache"
     return f"{uses} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
 

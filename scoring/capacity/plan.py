@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
-
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.kv_cache import largest
@@ -17,16 +15,12 @@ from scoring.capacity.layout import powers_of_two
 from scoring.capacity.memory import MemorySettings, Parallelism, fit
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from scoring.capacity.storage import Storage
-from scoring.capacity.weights import Parameters
+from scoring.closed import PlanRecord
 from scoring.cost import per_million
 from scoring.units import GIB
 
 PIPELINES: Final = (2, 4)
 """Pipeline stages, each of a whole node, that are tried if one node is too small."""
-
-
-class PlanRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Targets(PlanRecord):
@@ -88,7 +82,6 @@ class PlanRequest:
     """A model, the formats and GPUs to try, and the load they must carry."""
 
     model: Architecture
-    parameters: Parameters
     formats: Mapping[str, Storage]
     """How each variant stores its weights, by its name."""
     accelerators: Mapping[str, Accelerator]
@@ -140,12 +133,16 @@ def _layouts(request: PlanRequest, variant: str, name: str) -> Iterator[Option]:
 def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallelism) -> Option:
     accelerator, model = request.accelerators[name], request.model
     storage = request.formats[variant]
-    fitted = fit(model, request.parameters, storage, accelerator, parallelism, request.settings)
+    fitted = fit(model, storage, accelerator, parallelism, request.settings)
     cached = fitted.cache.sequences(fitted.cache_bytes, request.longest_request) if fitted.cache else 0
     calibration = request.calibrations.get(name, SpeedCalibration())
-    roofline = Roofline(model, request.parameters, storage, accelerator, parallelism, calibration)
+    roofline = Roofline(model, storage, accelerator, parallelism, calibration)
     limit = min(cached, accelerator.batch_limits().sequences)
-    speed = None if fitted.reasons or not limit else _most(roofline, request, limit)
+    speed = None
+    if not fitted.reasons and limit:
+        # The most sequences that meet the targets; a single one if none does.
+        met = largest(1, limit, lambda count: request.targets.met_by(roofline.speed(count, request.requests)))
+        speed = roofline.speed(met, request.requests)
     memory = fitted.memory
     replicas = math.ceil(request.peak / speed.sequences) if speed else None
     hourly, million = _cost(roofline, request, replicas)
@@ -175,12 +172,6 @@ def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallel
         cost_per_hour=hourly,
         cost_per_million_tokens=million,
     )
-
-
-def _most(roofline: Roofline, request: PlanRequest, limit: int) -> PredictedSpeed:
-    """Find the speed with the most sequences that meet the targets; with a single one if none does."""
-    met = largest(1, limit, lambda count: request.targets.met_by(roofline.speed(count, request.requests)))
-    return roofline.speed(met, request.requests)
 
 
 def _cost(roofline: Roofline, request: PlanRequest, replicas: int | None) -> tuple[float | None, float | None]:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
-
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, LatentAttention
 from scoring.capacity.assumptions import (
@@ -27,7 +25,8 @@ from scoring.capacity.assumptions import (
 )
 from scoring.capacity.memory import Parallelism
 from scoring.capacity.storage import HALF, Storage
-from scoring.capacity.weights import Parameters, loaded_bytes
+from scoring.capacity.weights import Parameters, count_parameters, loaded_bytes
+from scoring.closed import PlanRecord
 
 ALL_REDUCES: Final = 2
 """Per layer: after attention and after the MLP."""
@@ -50,10 +49,8 @@ class SpeedCalibration:
     evaluations: int = 0
 
 
-class PredictedSpeed(BaseModel):
+class PredictedSpeed(PlanRecord):
     """One replica with that many sequences at once."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sequences: int
     ttft_ms: float
@@ -68,11 +65,14 @@ class Roofline:
     """The roofline model of a variant on a number of GPUs."""
 
     model: Architecture
-    parameters: Parameters
     storage: Storage
     accelerator: Accelerator
     parallelism: Parallelism
     calibration: SpeedCalibration = SpeedCalibration()
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        return count_parameters(self.model)
 
     def speed(self, sequences: int, requests: Requests) -> PredictedSpeed:
         """Predict the mean speed while that many users each send a request, wait for the answer, and send the next."""
@@ -139,7 +139,7 @@ class Roofline:
     @cached_property
     def _loaded(self) -> Mapping[float, float]:
         """Bytes of weights on one GPU, by the probability that a token does not use them."""
-        *layers, embedding, head, _ = loaded_bytes(self.model, self.parameters, self.storage, self.parallelism.tensor)
+        *layers, embedding, head, _ = loaded_bytes(self.model, self.storage, self.parallelism.tensor)
         by_unused: dict[float, float] = defaultdict(float, {0.0: head or embedding})
         for layer, loaded in zip(self.model.layers, layers, strict=True):
             feed_forward = layer.feed_forward

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import Field, computed_field
 
 from scoring.capacity.architecture import Architecture, Layer, NotSizeable
 from scoring.capacity.storage import HALF, Storage
+from scoring.closed import PlanRecord
 
 UNEXPLAINED: Final = 0.01
 """The checkpoint may lack at most this share of the parameters that config.json describes (biases, other norms)."""
 
 
-class Parameters(BaseModel):
+class Parameters(PlanRecord):
     """Counts of parameters by kind."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     embedding: int
     head: int
@@ -51,13 +51,22 @@ class Parameters(BaseModel):
         return self.active - self.other - (self.embedding if self.head else 0)
 
 
-def count_parameters(model: Architecture, stored: int | None = None) -> Parameters:
-    """Count the parameters of a model by kind. If the count of those *stored* in the checkpoint is known, ``other`` are
-    those that config.json does not explain.
+def with_stored(model: Architecture, stored: int | None) -> Architecture:
+    """Count as ``other`` what config.json does not explain of the parameters *stored* in the checkpoint, if their
+    number is known. Raise NotSizeable if the checkpoint has fewer parameters than config.json describes."""
+    if stored is None:
+        return model
+    described = count_parameters(model).total
+    if stored < described * (1 - UNEXPLAINED):
+        raise NotSizeable(
+            f"config.json describes {described:,} parameters, but the checkpoint has {stored:,}: "
+            f"type {model.model_type} has another form here"
+        )
+    return replace(model, other=max(0, stored - described))
 
-    Raises:
-        NotSizeable: the checkpoint has fewer parameters than config.json describes.
-    """
+
+def count_parameters(model: Architecture) -> Parameters:
+    """Count the parameters of a model by kind."""
     by_kind = dict.fromkeys(("attention", "mlp", "experts", "state space"), 0)
     inactive = 0
     for layer, layers in model.counted.items():
@@ -67,7 +76,7 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
                 idle = matrix.count - layer.feed_forward.active
                 inactive += layers * matrix.parameters // matrix.count * idle
     embedding = model.vocabulary * model.hidden
-    described = Parameters(
+    return Parameters(
         embedding=embedding,
         head=0 if model.tied else embedding,
         attention=by_kind["attention"],
@@ -76,37 +85,27 @@ def count_parameters(model: Architecture, stored: int | None = None) -> Paramete
         routers=sum(layer.router for layer in model.layers),
         state_space=by_kind["state space"],
         vectors=model.hidden + sum(layers * _vectors(layer) for layer, layers in model.counted.items()),
-        other=0,
+        other=model.other,
         inactive=inactive,
     )
-    if stored is None:
-        return described
-    if stored < described.total * (1 - UNEXPLAINED):
-        raise NotSizeable(
-            f"config.json describes {described.total:,} parameters, but the checkpoint has {stored:,}: "
-            f"type {model.model_type} has another form here"
-        )
-    return described.model_copy(update={"other": max(0, stored - described.total)})
 
 
-def stored_bytes(model: Architecture, parameters: Parameters, storage: Storage) -> int:
+def stored_bytes(model: Architecture, storage: Storage) -> int:
     """Bytes of a variant's safetensors files, without their headers."""
-    total = parameters.total * HALF
+    total = count_parameters(model).total * HALF
     for layer, layers in model.counted.items():
         for matrix in layer.matrices(model.hidden):
             total += layers * (storage.stored_bytes(matrix) - matrix.parameters * HALF)
     return total
 
 
-def loaded_bytes(
-    model: Architecture, parameters: Parameters, storage: Storage, tensor_parallel_size: int
-) -> tuple[int, ...]:
+def loaded_bytes(model: Architecture, storage: Storage, tensor_parallel_size: int) -> tuple[int, ...]:
     """Bytes that one GPU holds of each layer, followed by those of the embedding, the head and the rest.
 
     Tensor parallelism divides matrices, embedding and head. Norms, routers and what is not divided are on every GPU.
     More GPUs than KV heads hold copies of these, which are not counted: they are below one percent.
     """
-    size = tensor_parallel_size
+    size, embedding = tensor_parallel_size, model.vocabulary * model.hidden * HALF // tensor_parallel_size
 
     def layer_bytes(layer: Layer) -> int:
         matrices = (
@@ -116,13 +115,8 @@ def loaded_bytes(
         return sum(matrices) + (_vectors(layer) + layer.router) * HALF
 
     by_layer = {layer: layer_bytes(layer) for layer in model.counted}
-    undivided = (parameters.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
-    return (
-        *map(by_layer.__getitem__, model.layers),
-        parameters.embedding * HALF // size,
-        parameters.head * HALF // size,
-        undivided,
-    )
+    undivided = (model.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
+    return (*map(by_layer.__getitem__, model.layers), embedding, 0 if model.tied else embedding, undivided)
 
 
 def _vectors(layer: Layer) -> int:

@@ -57,10 +57,8 @@ def evaluate(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, dict[str, float]]:
     """Evaluate the variants, record the outcome of each as if it had been evaluated alone, and return the summaries.
-
-    Raises:
-        SlipwayError: the reference failed, or every variant did, or one did in a way that another attempt may pass.
-    """
+    Raise SlipwayError if the reference failed, or every variant did, or one did in a way that another attempt may
+    pass."""
     failures: dict[str, SlipwayError] = {}
     summaries = {}
     with contextlib.ExitStack() as stack:
@@ -116,11 +114,8 @@ def _recorded(store: ModelStore, name: str, failures: Mapping[str, SlipwayError]
 def ensure(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, Found]:
-    """Bring the store to hold the result of each variant under these conditions, measuring only what it lacks.
-
-    Raises:
-        ConfigError: the workload cannot be measured.
-    """
+    """Bring the store to hold the result of each variant under these conditions, measuring only what it lacks. Raise
+    ConfigError if the workload cannot be measured."""
     conditions: dict[str, Conditions] = {}
     outcomes: dict[str, Found] = {}
     for name in names:

@@ -1,9 +1,7 @@
 """One call of ``vllm bench serve``: requests at a rate, or with the same number in flight all the time.
 
-It is preferred to separate load generators (guidellm, genai-perf) because it comes with vLLM, so nothing else has to be
-installed and its figures are those that vLLM's users quote; and because it takes the least CPU time from a server on
-the same machine. vLLM's own sweep (``vllm bench sweep serve_workload``) tries evenly spaced rates on servers that it
-starts itself and knows no targets, and guidellm's knows none either, so the search is ours. Of the data sets,
+It comes with vLLM, its figures are those that vLLM's users quote, and it takes the least CPU time from a server on the
+same machine. Neither its own sweep nor guidellm's knows targets, so the search is ours. Of the data sets,
 ``timed_trace`` is used: with ``random``, equal arrivals mean equal prompts, which a server would answer from its prefix
 cache when the next rate is tried.
 """

@@ -10,16 +10,24 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import psutil
+
+from scoring.units import MIB
 from stages.evaluate.drift import probe
-from stages.evaluate.host_memory import no_room
-from stages.evaluate.lanes import Lane
 from stages.evaluate.load import described
+from stages.evaluate.session import Lane
 from stages.evaluate.subject import Subject
 from stages.evaluate.subjects import Subjects
 from stages.parts.base.errors import TransientError
 from stages.parts.base.log import say
+from stages.parts.base.serving_settings import Serving
+from stages.parts.machine.hardware import hardware
+from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.records.evaluation import Speed
+from stages.parts.records.variant import Variant
 from stages.parts.samples.lines import LoadSamples
+from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB
+from stages.parts.vllm.sizing import SERVER_BYTES
 
 
 class Block:
@@ -35,7 +43,7 @@ class Block:
         variant whose server was lost for a reason that may pass is tried once more."""
         variants = [subject.conditions.variant for subject in order]
         # On a GPU they do not fit at the same time: vLLM counts on the memory it finds free.
-        beside = not order[0].conditions.hardware.gpus and not no_room(variants, self._session.serving)
+        beside = not order[0].conditions.hardware.gpus and fit_together(variants, self._session.serving)
         speeds: list[Speed] = []
         for group in _parts(order, len(order) if beside else len(self._lanes)):
             speeds += self._wave(group)
@@ -61,7 +69,10 @@ class Block:
                 standing.callback(subject.stop)
             if all(subject.asked for subject in group):
                 self._subjects.together(group, self._stand)
-                self._ask_further(group)
+                if self._further:  # the last look wanted more items
+                    for part in _parts(group, len(self._lanes)):
+                        self._in_a_turn(part, lambda subject: subject.ask_further(self._further))
+                    self._subjects.refuse(group)
             else:
                 self._stand_and_ask(group)
             if self._subjects.lost or not any(subject.going for subject in group):
@@ -101,13 +112,6 @@ class Block:
         self._in_a_turn([subject for subject in new if not subject.asked], Subject.ask)
         self._subjects.refuse(new)
 
-    def _ask_further(self, group: Sequence[Subject]) -> None:
-        """Ask more items, if the last look wanted some."""
-        if self._further:
-            for part in _parts(group, len(self._lanes)):
-                self._in_a_turn(part, lambda subject: subject.ask_further(self._further))
-            self._subjects.refuse(group)
-
     def _in_a_turn(self, group: Sequence[Subject], act: Callable[[Subject], None]) -> None:
         """Call *act* with those of the group that go on, together."""
 
@@ -120,7 +124,7 @@ class Block:
     def _load(self, group: Sequence[Subject]) -> None:
         """Find how much each can serve, which at first fixes the pace of all, and measure them at it."""
         leading = self._subjects.leading
-        self._in_turns(group, lambda subject: subject.search(self._number, leading.data.load))
+        self._in_turns(group, lambda subject: subject.search(self._number, leading.data.samples))
         loaded = [subject for subject in group if subject.going]
         if self._subjects.lost or not loaded:
             return
@@ -158,3 +162,14 @@ def _run(subject: Subject, runs: Iterator[LoadSamples]) -> bool:
 
 def _parts(group: Sequence[Subject], size: int) -> list[Sequence[Subject]]:
     return [group[start : start + size] for start in range(0, len(group), size)]
+
+
+def fit_together(variants: Sequence[Variant], serving: Serving) -> bool:
+    """Whether servers of all these variants fit on this machine at the same time, without GPUs: they take the files'
+    bytes and the cache that is asked for. On a GPU each would take its whole share."""
+    dtype = cpu_dtype(processor()) if serving.dtype == "auto" else serving.dtype
+    needed_bytes = len(variants) * ((serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB + SERVER_BYTES)
+    for variant in variants:
+        # vLLM holds 16-bit weights in the served dtype.
+        needed_bytes += variant.weights_bytes * (2 if dtype == "float32" and variant.bits == 16 else 1)
+    return needed_bytes <= min(psutil.virtual_memory().available, hardware().memory_bytes)

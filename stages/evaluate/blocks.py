@@ -15,9 +15,8 @@ from typing import Final, Literal
 from scoring.choice import Verdict
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from stages.evaluate.block import Block
-from stages.evaluate.lanes import Lane, lanes
 from stages.evaluate.results import MINUTE, choice_digest, keep
-from stages.evaluate.session import Session
+from stages.evaluate.session import Lane, Session, lanes
 from stages.evaluate.smaller import measure_smaller
 from stages.evaluate.subject import Subject
 from stages.evaluate.subjects import Subjects
@@ -91,7 +90,7 @@ class Blocks:
     def _look(self, *, again: bool = False) -> bool:
         """Judge, keep what was measured, and say whether another block is to be measured. *again*: nothing was measured
         since the last look."""
-        loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.data.rounds}
+        loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.data.samples.rounds}
         measured = {name: subject.measured() for name, subject in loaded.items()}
         profile = self._session.profile
         gates = gates_of(measured, profile, profile.constraints)
@@ -124,7 +123,7 @@ class Blocks:
         budget_s = self._plan.budget_s
         say(f"after block {self._number}, {spent_s / MINUTE:.1f} of {budget_s / MINUTE:g} minutes: {sentence}")
         if fewer:
-            leading = self._subjects.leading.data.load
+            leading = self._subjects.leading.data.samples
             measure_smaller(winner, fewer, leading, left_s=budget_s - self._spent_s, running=self._lanes)
             self._keep(loaded, ended, sentence, spent_s)
 

@@ -43,16 +43,9 @@ class Conditions:
 
     @property
     def key(self) -> str:
-        return digest_of(
-            {
-                "variant_digest": self.variant.digest,
-                "workload": self.workload,
-                "serving": self.serving,
-                "tool_versions": self.tool_versions,
-                "hardware": self.hardware.model_dump(mode="json"),
-                "binding": self.binding,
-            }
-        )
+        fields = {name: value for name, value in vars(self).items() if name != "variant"}
+        fields |= {"variant_digest": self.variant.digest, "hardware": self.hardware.model_dump(mode="json")}
+        return digest_of(fields)
 
 
 def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Conditions:

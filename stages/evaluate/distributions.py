@@ -7,17 +7,18 @@ not from the weights alone, because a user's answers go through the engine's ker
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final
 
-from stages.evaluate.questions.text import KIND
+from stages.evaluate.questions.sources import KIND
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.workload import Workload
 from stages.parts.model.corpora import read_documents, text_digest
 from stages.parts.samples.lines import HeldOutDocument
-from stages.parts.vllm.completions import chat, complete, given, no_answer, tokenize
+from stages.parts.vllm.client import Access
+from stages.parts.vllm.completions import chat, complete, given, tokenize, usable
 
 LISTED: Final = 20
 """Tokens of each distribution: vLLM's default limit (``--max-logprobs``)."""
@@ -40,60 +41,45 @@ def held_out_digest(workload: Workload) -> str | None:
 
 
 def measure_distributions(
-    url: str, model: str, api_key: str, workload: Workload, max_model_len: int, *, chats: bool = False
+    access: Access, workload: Workload, max_model_len: int, *, chats: bool = False
 ) -> list[HeldOutDocument]:
     """Measure the distributions at each position of each document, and its continuation, which is asked for in a chat
-    if the model *chats*; none if the workload asks for none.
-
-    Raises:
-        ConfigError: the text cannot be read, or has no document of two tokens.
-        ServerFailed, TransientError: see ``completions``.
-    """
+    if the model *chats*; none if the workload asks for none. Raises ConfigError if the text cannot be read, or has no
+    document of two tokens."""
     if not workload.divergence_documents:
         return []
     # The server generates one token after the text.
     length = min(workload.divergence_tokens, max_model_len - 1)
-    documents = list(islice(_documents(url, model, api_key, workload, length), workload.divergence_documents))
+    held_out = read_documents(workload.divergence_text, KIND)
+    tokenized = ((text, tokenize(access, text)[:length]) for text in held_out)
+    documents = list(islice((pair for pair in tokenized if len(pair[1]) > 1), workload.divergence_documents))
     if not documents:
         raise ConfigError(f"the held-out text {workload.divergence_text} has no document of two tokens")
     measured = []
     for start in range(0, len(documents), DOCUMENTS_PER_REQUEST):
         texts, prompts = zip(*documents[start : start + DOCUMENTS_PER_REQUEST], strict=True)
-        answers = complete(url, model, api_key, prompts, max_tokens=1, prompt_logprobs=LISTED)
+        answers = complete(access, prompts, max_tokens=1, prompt_logprobs=LISTED)
         # A space at the end would be a token that no text has there.
         beginnings = [text[: min(BEGINNING, len(text) // 2 + 1, max_model_len // 3)].rstrip() for text in texts]
-        continued = _continued(url, model, api_key, beginnings, chats=chats)
-        try:
+        continued = _continued(access, beginnings, chats=chats)
+        with usable(access.url):
             measured += [
                 _measured(start + index, *document)
                 for index, document in enumerate(zip(prompts, answers, continued, strict=True))
             ]
-        except (LookupError, TypeError, ValueError) as error:
-            raise no_answer(url, error) from error
     return measured
 
 
-def _continued(url: str, model: str, api_key: str, beginnings: Sequence[str], *, chats: bool) -> list[Sequence[int]]:
+def _continued(access: Access, beginnings: Sequence[str], *, chats: bool) -> list[Sequence[int]]:
     """Ask for greedy answers; their tokens."""
     options = {"max_tokens": CONTINUED, "return_token_ids": True}
-    if not chats:
-        choices = complete(url, model, api_key, beginnings, **options)
-    else:
+    if chats:
         with ThreadPoolExecutor(len(beginnings)) as pool:
-            choices = list(
-                pool.map(lambda beginning: chat(url, model, api_key, CONTINUE + beginning, **options), beginnings)
-            )
-    try:
+            choices = list(pool.map(lambda beginning: chat(access, CONTINUE + beginning, **options), beginnings))
+    else:
+        choices = complete(access, beginnings, **options)
+    with usable(access.url):
         return [choice["token_ids"] for choice in choices]
-    except LookupError as error:
-        raise no_answer(url, error) from error
-
-
-def _documents(url: str, model: str, api_key: str, workload: Workload, length: int) -> Iterator[tuple[str, list[int]]]:
-    for text in read_documents(workload.divergence_text, KIND):
-        tokens = tokenize(url, model, api_key, text)[:length]
-        if len(tokens) > 1:
-            yield text, tokens
 
 
 def _measured(number: int, tokens: Sequence[int], answer: dict[str, Any], continued: Sequence[int]) -> HeldOutDocument:

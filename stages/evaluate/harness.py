@@ -20,7 +20,7 @@ from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.question import CHAT, PLAIN, QuestionTask, Served, values
 from stages.parts.base.store import write_json
-from stages.parts.vllm.client import chat_template
+from stages.parts.vllm.client import Access, chat_template
 
 MODULE: Final = "stages.evaluate.harness"
 VARIABLES: Final[dict[str, str]] = {}
@@ -53,9 +53,8 @@ def run(request: dict[str, Any]) -> int:
 def evaluate(request: dict[str, Any]) -> Result:
     """Ask all tasks; their results, with the samples reduced to the measured value of each item. ``left_out`` says for
     each task that cannot be asked of this model why not, and ``seconds`` how long the others took."""
-    served = Served(
-        request["url"], request["model"], Path(request["tokenizer"]), request["max_model_len"], request["parses_calls"]
-    )
+    access, directory = Access(request["url"], request["model"]), Path(request["tokenizer"])
+    served = Served(access, directory, request["max_model_len"], request["parses_calls"])
     left_out = {name: why for name in request["tasks"] if (why := unfit(name, served.directory))}
     fit = [name for name in request["tasks"] if name not in left_out]
     parts = [own_task(name, served, request) for name in fit if name in OWN]
@@ -164,12 +163,12 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
     import lm_eval
 
     began = time.monotonic()
-    arguments = {"model": served.model, "num_concurrent": concurrency, "timeout": TIMEOUT_S}
+    arguments = {"model": served.access.model, "num_concurrent": concurrency, "timeout": TIMEOUT_S}
     if chat:
-        arguments["base_url"] = served.url + CHAT
+        arguments["base_url"] = served.access.at(CHAT)
     else:
         arguments |= {
-            "base_url": served.url + PLAIN,
+            "base_url": served.access.at(PLAIN),
             "tokenizer": str(served.directory),
             "tokenizer_backend": "huggingface",
             "tokenized_requests": True,

@@ -35,25 +35,25 @@ def leaves(task: str, subtasks: Mapping[str, list[str]]) -> set[str]:
     return {leaf for leaf in _below(task, subtasks) if not subtasks.get(leaf)} or {task}
 
 
-def items_of(report: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
+def items_of(report: Mapping[str, Any]) -> Iterator[Item]:
     """Yield the items of every task that counts, for paired comparisons between variants."""
     for task in scored(report):
         if metric := metric_of(report["results"][task]):
-            yield from task_items(task, metric, report, restart)
+            yield from task_items(task, metric, report)
 
 
-def task_items(task: str, metric: str, report: Mapping[str, Any], restart: int = 0) -> Iterator[Item]:
+def task_items(task: str, metric: str, report: Mapping[str, Any]) -> Iterator[Item]:
     """Yield a task's items.
 
     Those of a group are the items of its tasks, weighted where not all of them count equally in the group's score. A
     group whose score is not a mean over its tasks has no items.
     """
     if task not in report["subtasks"]:
-        yield from _items({"task": task, "restart": restart}, metric, report["samples"].get(task, []))
+        yield from _items({"task": task}, metric, report["samples"].get(task, []))
         return
     results = report["results"]
     inside = [leaf for leaf in sorted(leaves(task, report["subtasks"])) if metric in results.get(leaf, {})]
-    labels = {leaf: {"task": task, "subtask": leaf, "restart": restart} for leaf in inside}
+    labels = {leaf: {"task": task, "subtask": leaf} for leaf in inside}
     items = {leaf: list(_items(labels[leaf], metric, report["samples"][leaf])) for leaf in inside}
     counts = {leaf: len(leaf_items) for leaf, leaf_items in items.items()}
     shares = group_shares({leaf: results[leaf][metric] for leaf in inside}, counts, results[task][metric])
@@ -88,7 +88,12 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
     for sample in samples:
         if sample["filter"] != filtered:
             continue
-        document = {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "cluster": sample.get("cluster")}
+        document = {
+            "restart": 0,
+            "doc_id": sample["doc_id"],
+            "doc_hash": sample["doc_hash"],
+            "cluster": sample.get("cluster"),
+        }
         if name == BITS_PER_BYTE:
             loglikelihood, size = sample[name]
             yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)

@@ -1,15 +1,7 @@
-"""The load after one start of a server, as production sees it: requests that arrive at random, whether or not earlier
-ones are answered.
-
-1. The capacity: the highest rate at which the workload's targets hold, by trials of rates on a scale that all variants
-   share. A failed trial is repeated before it is believed.
-2. The round: latency at a fixed rate, the same for all variants: 70 % of the reference's capacity. There is one after
-   each start, because a second one would show less than another start does.
-
-Servers that stand side by side take turns, trial by trial: what slows the machine for a while slows all of them. All
-variants get the same prompts at the same times in the round, and in the trials of a start the same lengths in the same
-pattern of arrivals, faster or slower. Where nobody waits for the answers (``slo: null``), there is only the round, with
-a fixed number of requests in flight: its throughput is that of the saturated server.
+"""The load after one start of a server, as production sees it (docs/load.md): requests that arrive at random, whether
+or not earlier ones are answered. Trials of rates find the capacity, at which the workload's targets just hold; a round
+then measures latency at a fixed rate, the same for all variants. Where nobody waits for the answers (``slo: null``),
+there is only the round, with a fixed number of requests in flight: its throughput is that of the saturated server.
 """
 
 from __future__ import annotations
@@ -17,11 +9,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from stages.evaluate.bench import Call, Limits, LoadTarget, send
 from stages.evaluate.search import OTHER_STEPS, Search
@@ -29,8 +20,16 @@ from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Slo, Workload
-from stages.parts.samples.capacity import LARGEST, SHARE, capacity_per_s, strain_of, throughput_of, tried
-from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, TimedRequest
+from stages.parts.samples.capacity import (
+    LARGEST,
+    SHARE,
+    capacity_per_s,
+    mean_capacity_per_s,
+    strain_of,
+    throughput_of,
+    tried,
+)
+from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, StartLoad
 
 MORE_TRIALS: Final = 5
 """Further trials where the capacity is not enclosed yet or a failure not confirmed: a machine that was busy for some
@@ -46,24 +45,6 @@ RUNS: Final = 1000
 """More than the runs of one start."""
 PROMPTS: Final = 1_000_000
 """More than the requests of one run."""
-
-
-@dataclass(frozen=True)
-class StartLoad:
-    """What was measured of one start or of several, in the order of their numbers."""
-
-    rounds: Sequence[LoadSamples] = ()
-    trials: Sequence[LoadSamples] = ()
-
-    def capacity_per_s(self) -> float | None:
-        """Requests/s, the geometric mean over the starts; None without trials of a rate."""
-        rated = [trial for trial in self.trials if tried(trial)]
-        starts = {trial.run.restart for trial in rated}
-        capacities = [
-            capacity_per_s([rate for trial in rated if trial.run.restart == start and (rate := tried(trial))])
-            for start in starts
-        ]
-        return math.exp(fmean(math.log(capacity) for capacity in capacities if capacity)) if any(capacities) else None
 
 
 @dataclass(frozen=True)
@@ -102,9 +83,9 @@ def described(load: StartLoad) -> str:
     """Say in a few words what the load of a start showed."""
     count = sum(len(samples.requests) for samples in load.rounds)
     rate = f" at {load.rounds[0].run.rate_per_s:.3g} requests/s" if load.rounds[0].run.rate_per_s else ""
-    capacity = load.capacity_per_s()
+    capacity = mean_capacity_per_s(load)
     limit = f"capacity {capacity:.3g} requests/s, " if capacity else ""
-    return f"{limit}{count} requests{rate}, {throughput_of(load.rounds, load.trials):.0f} tokens/s"
+    return f"{limit}{count} requests{rate}, {throughput_of(load):.0f} tokens/s"
 
 
 class Loading:
@@ -117,9 +98,7 @@ class Loading:
         own: what earlier starts of the variant itself have shown.
     """
 
-    def __init__(
-        self, target: LoadTarget, start: int, reference: StartLoad = StartLoad(), own: StartLoad = StartLoad()
-    ) -> None:
+    def __init__(self, target: LoadTarget, start: int, reference: StartLoad, own: StartLoad) -> None:
         self.target, self.start, self._reference, self._own = target, start, reference, own
         self.rounds: list[LoadSamples] = []
         self.trials: list[LoadSamples] = []
@@ -146,9 +125,11 @@ class Loading:
             ServerFailed: the server ended.
         """
         slo, start = self.target.workload.slo, self.start
-        own_capacity, reference = self._own.capacity_per_s(), self._reference.capacity_per_s()
+        own_capacity, reference = mean_capacity_per_s(self._own), mean_capacity_per_s(self._reference)
         if not own_capacity and (slo or not (self._reference.rounds or self._rate_per_s)):
-            first = _first_look(self.target, start)
+            # A few requests warm up what is compiled at first use, and show with which rate to begin.
+            concurrency = self.target.workload.concurrency
+            first = self._run("trial", concurrency, concurrency)
             yield first
             if slo:
                 self.trials.append(first)
@@ -167,7 +148,9 @@ class Loading:
 
     def measure(self, pace: Pace) -> Iterator[LoadSamples]:
         """Measure the round."""
-        self.rounds.append(_round(self.target, self.start, pace))
+        workload, rate = self.target.workload, pace.rate_per_s
+        ramp = workload.concurrency if rate is None else math.ceil(rate * workload.ramp_s)
+        self.rounds.append(self._run("round", ramp, pace.requests, rate))
         yield self.rounds[-1]
 
     def _try_rates(self, search: Search, slo: Slo) -> Iterator[LoadSamples]:
@@ -176,7 +159,8 @@ class Loading:
             rated = [trial for trial in map(tried, self.trials) if trial]
             if (rate := search.following(rated, close=1 if trials < workload.trials else WIDE)) is None:
                 return
-            self.trials.append(_try(self.target, self.start, rate, slo, len(self.trials)))
+            count = max(FEWEST, math.ceil(rate * workload.trial_s))
+            self.trials.append(self._run("trial", math.ceil(rate * workload.ramp_s), count, rate, slo))
             yield self.trials[-1]
 
     def _capacity_per_s(self, slo: Slo) -> float:
@@ -192,84 +176,42 @@ class Loading:
             )
         return capacity
 
+    def _run(
+        self, phase: Phase, ramp: int, count: int, rate_per_s: float | None = None, slo: Slo | None = None
+    ) -> LoadSamples:
+        """Send *count* requests, and *ramp* before and after them that do not count.
 
-def _first_look(target: LoadTarget, start: int) -> LoadSamples:
-    """Do a short run with ``concurrency`` requests in flight: it warms up what is compiled at first use, and shows
-    with which rate to begin."""
-    concurrency = target.workload.concurrency
-    requests = send(target, _call(target, start, 1, 3 * concurrency, concurrency=concurrency)) or []
-    return _labelled(requests, concurrency, 2 * concurrency, start, "trial", start * RUNS)
-
-
-def _try(target: LoadTarget, start: int, rate: float, slo: Slo, number: int) -> LoadSamples:
-    """Try a rate; the trial is ended early once its strain is certain to be more than what counts."""
-    workload = target.workload
-    ramp, count = math.ceil(rate * workload.ramp_s), max(FEWEST, math.ceil(rate * workload.trial_s))
-    allowed = count - math.ceil(SHARE * count)
-    limits = Limits(LARGEST * slo.ttft_ms, LARGEST * slo.tpot_ms, allowed, ramp, ramp + count)
-    call = _call(target, start, number + 1, count + 2 * ramp, rate_per_s=rate, limits=limits)
-    requests = send(target, call)
-    facts: dict[str, Any] = {"targets_ms": (slo.ttft_ms, slo.tpot_ms), "rate_per_s": rate}
-    number += start * RUNS
-    if requests is None:
-        facts |= {"restart": start, "phase": "trial", "number": number}
-        return LoadSamples(LoadRun(**facts, concurrency=0, duration_s=count / rate, held=False), ())
-    trial = _labelled(requests, ramp, ramp + count, start, "trial", number, **facts)
-    kept_targets = strain_of(trial.requests, slo.ttft_ms, slo.tpot_ms) <= 1
-    return LoadSamples(trial.run.model_copy(update={"held": kept_targets}), trial.requests)
-
-
-def _round(target: LoadTarget, start: int, pace: Pace) -> LoadSamples:
-    """Do a round. The requests of the ramps before and after do not count: with a number in flight, as many first and
-    last ones."""
-    workload, size = target.workload, pace.requests
-    ramp = workload.concurrency if pace.rate_per_s is None else math.ceil(pace.rate_per_s * workload.ramp_s)
-    sent = size + 2 * ramp
-    call = Call(
-        requests=sent,
-        seed=workload.seed + start,
-        first=start * sent,  # a trace is continued from start to start
-        rate_per_s=pace.rate_per_s,
-        concurrency=workload.concurrency if pace.rate_per_s is None else None,
-    )
-    requests = send(target, call) or []
-    return _labelled(requests, ramp, ramp + size, start, "round", start, rate_per_s=pace.rate_per_s)
-
-
-def _call(
-    target: LoadTarget,
-    start: int,
-    number: int,
-    requests: int,
-    *,
-    rate_per_s: float | None = None,
-    concurrency: int | None = None,
-    limits: Limits | None = None,
-) -> Call:
-    """Args: number: of the run within the start, from 1. The prompts before that are those of the round."""
-    workload = target.workload
-    return Call(
-        requests=requests,
-        seed=workload.seed + start,
-        first=(start * RUNS + number) * PROMPTS,
-        rate_per_s=rate_per_s,
-        concurrency=concurrency,
-        warmups=workload.warmup_requests if number == 1 else 0,
-        limits=limits,
-    )
-
-
-def _labelled(
-    requests: Sequence[TimedRequest], first: int, end: int, start: int, phase: Phase, number: int, **facts: Any
-) -> LoadSamples:
-    """Label the requests from *first* up to *end* as samples of one run, of which these further *facts* hold."""
-    label = {"restart": start, "phase": phase, "number": number}
-    changed = label if phase == "round" else label | {"itl_ms": ()}
-    samples = tuple(request.model_copy(update=changed) for request in requests[first:end])
-    duration_s = requests[end].start_s - samples[0].start_s
-    in_flight = sum(request.e2el_ms for request in samples) / 1000 / duration_s
-    facts |= label | {"concurrency": max(1, round(in_flight)), "duration_s": duration_s}
-    return LoadSamples(LoadRun.model_validate(facts), samples)
+        Args:
+            rate_per_s: None if the workload's ``concurrency`` requests are in flight all the time.
+            slo: the targets of a trial, which is ended early once its strain is certain to be more than what counts.
+        """
+        workload, start, end, sent = self.target.workload, self.start, ramp + count, count + 2 * ramp
+        number = start if phase == "round" else start * RUNS + len(self.trials)
+        allowed = count - math.ceil(SHARE * count)
+        call = Call(
+            requests=sent,
+            seed=workload.seed + start,
+            # Rounds continue a trace from start to start; prompts that trials get come after those of all rounds.
+            first=start * sent if phase == "round" else (number + 1) * PROMPTS,
+            rate_per_s=rate_per_s,
+            concurrency=workload.concurrency if rate_per_s is None else None,
+            warmups=workload.warmup_requests if phase == "trial" and not self.trials else 0,
+            limits=Limits(LARGEST * slo.ttft_ms, LARGEST * slo.tpot_ms, allowed, ramp, end) if slo else None,
+        )
+        requests = send(self.target, call)
+        label = {"restart": start, "phase": phase, "number": number}
+        targets_ms = (slo.ttft_ms, slo.tpot_ms) if slo else None
+        facts = label | {"rate_per_s": rate_per_s, "targets_ms": targets_ms}
+        if requests is None:
+            facts |= {"concurrency": 0, "duration_s": count / (rate_per_s or math.nan), "held": False}
+            return LoadSamples(LoadRun.model_validate(facts), ())
+        changed = label if phase == "round" else label | {"itl_ms": ()}
+        samples = tuple(request.model_copy(update=changed) for request in requests[ramp:end])
+        duration_s = requests[end].start_s - samples[0].start_s
+        in_flight = sum(request.e2el_ms for request in samples) / 1000 / duration_s
+        facts |= {"concurrency": max(1, round(in_flight)), "duration_s": duration_s}
+        facts |= {"held": strain_of(samples, *targets_ms) <= 1 if targets_ms else None}
+        return LoadSamples(LoadRun.model_validate(facts), samples)
 
 
 def _sent_per_s(samples: LoadSamples) -> float:

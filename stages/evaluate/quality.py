@@ -18,8 +18,8 @@ from scoring.student import Z_95
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.questions import DEFINED, OWN
-from stages.evaluate.questions.data import DATA
-from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, SlipwayError, UnknownName
+from stages.evaluate.questions.sources import DATA
+from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.log import say
 from stages.parts.base.workload import Workload
 from stages.parts.model.hub import dataset_file
@@ -38,14 +38,12 @@ PARSES_CALLS: Final = "--enable-auto-tool-choice"
 """An argument of ``vllm serve``, for ``serving.extra_arguments``."""
 FIRST: Final = 2000
 """Items of our own tasks that are asked of every variant if the workload does not say how many."""
+SLICE: Final = 100
+"""Items of each task in the first slice: enough to notice a variant that is broken."""
 Part = tuple[int, int | None]
 """The number of the first item, and that of the one after the last, or None for all."""
 OFFLINE: Final = (
-    "ConnectionError",
-    "ConnectError",
-    "OfflineModeIsEnabled",
-    "LocalEntryNotFoundError",
-    "ConnectTimeout",
+    *("ConnectionError", "ConnectError", "ConnectTimeout", "OfflineModeIsEnabled", "LocalEntryNotFoundError"),
 )
 
 
@@ -91,9 +89,9 @@ def run_tasks(
     directory: Path,
     workload: Workload,
     log: Path,
+    parts: Mapping[str, Part] | None = None,
     *,
     include_defaults: bool,
-    parts: Mapping[str, Part] | None = None,
 ) -> dict[str, Any]:
     """Run tasks against the server.
 
@@ -128,7 +126,10 @@ def run_tasks(
             "result": str(result),
         }
         if harness.call(server, request, log) != 0:
-            raise _failed(log)
+            why = ServerLog(log).cause()
+            if any(name in why for name in OFFLINE):
+                raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
+            raise MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
         report: dict[str, Any] = json.loads(result.read_text())
     for task, why in report["left_out"].items():
         say(f"note: {task} is left out: {why}")
@@ -146,13 +147,6 @@ def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> 
         limits = (stop, workload.quality_limit or (FIRST if task in OWN else None))
         parts[task] = start, min(filter(None, limits), default=None)
     return parts
-
-
-def _failed(log: Path) -> SlipwayError:
-    why = ServerLog(log).cause()
-    if any(name in why for name in OFFLINE):
-        return HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
-    return MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
 
 
 def scores_of(report: Mapping[str, Any]) -> list[TaskScore]:

@@ -90,7 +90,7 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
         workload=conditions.workload,
         hardware=conditions.hardware,
         key=conditions.key,
-        samples_sha256=write_samples(samples_path(session.store, subject.name), conditions.key, data.samples()),
+        samples_sha256=write_samples(samples_path(session.store, subject.name), conditions.key, data.samples),
         tool_versions=conditions.tool_versions,
         quality=data.quality,
         drift=drift_of(data.speeds),

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from stages.evaluate.lanes import Lane, lanes
-from stages.evaluate.load import StartLoad, described
+from stages.evaluate.load import described
+from stages.evaluate.session import Lane, lanes
 from stages.evaluate.subject import Subject
 from stages.parts.base.log import say
 from stages.parts.records.evaluation import Smaller
-from stages.parts.samples.lines import LoadSamples
+from stages.parts.samples.lines import LoadSamples, StartLoad
 from stages.parts.vllm.placement import gpu_groups
 
 STARTS: Final = 2
@@ -60,16 +60,14 @@ def measure_smaller(subject: Subject, size: int, leading: StartLoad, *, left_s: 
         kv_cache_tokens=data.kv_cache_tokens,
         **data.figures(session.workload),
     )
-    subject.data.smaller_load = StartLoad(_labelled(data.rounds, size), _labelled(data.trials, size))
+    load = StartLoad(_labelled(data.samples.rounds, size), _labelled(data.samples.trials, size))
+    subject.data.samples = replace(subject.data.samples, smaller=load)
     subject.measured_now = True
 
 
-def _labelled(runs: Sequence[LoadSamples], gpus: int) -> list[LoadSamples]:
+def _labelled(runs: Sequence[LoadSamples], gpus: int) -> tuple[LoadSamples, ...]:
     label = {"gpus": gpus}
-    return [
-        LoadSamples(
-            samples.run.model_copy(update=label),
-            tuple(request.model_copy(update=label) for request in samples.requests),
-        )
-        for samples in runs
-    ]
+    return tuple(
+        LoadSamples(run.run.model_copy(update=label), tuple(one.model_copy(update=label) for one in run.requests))
+        for run in runs
+    )

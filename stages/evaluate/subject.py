@@ -5,28 +5,69 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from stages.evaluate.bench import LoadTarget
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.distributions import measure_distributions
-from stages.evaluate.gates import SLICE
 from stages.evaluate.items import items_of
-from stages.evaluate.lanes import Lane
-from stages.evaluate.load import Loading, Pace, StartLoad, check_fits
+from stages.evaluate.load import Loading, Pace, check_fits
 from stages.evaluate.peak_memory import PeakMemory
-from stages.evaluate.quality import Part, first_parts, joined, run_tasks, scores_of
-from stages.evaluate.session import Session
-from stages.evaluate.variant_data import VariantData
+from stages.evaluate.quality import SLICE, Part, first_parts, joined, run_tasks, scores_of
+from stages.evaluate.session import Lane, Session
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say
-from stages.parts.records.evaluation import Engine, Evaluation, TaskScore
+from stages.parts.base.workload import Workload
+from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Smaller, Speed, TaskScore, measures_of
+from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
-from stages.parts.samples.lines import LoadSamples, Samples
+from stages.parts.samples.figures import goodput_of, load_of, pooled_load
+from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
 from stages.parts.vllm.client import has_chat_template
 from stages.parts.vllm.probes import check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
+
+
+@dataclass
+class VariantData:
+    """All that was measured of a variant with one number of GPUs."""
+
+    samples: Samples = field(default_factory=Samples)
+    probes: tuple[Probe, ...] = ()
+    agreement: float | None = None
+    quality: tuple[TaskScore, ...] = ()
+    not_asked: dict[str, str] = field(default_factory=dict)
+    """Why quality tasks could not be asked, by their names."""
+    engine: Engine | None = None
+    """That of the first start; None if the server never started."""
+    kv_cache_tokens: int = 0
+    resident_bytes: int = 0
+    gpu_bytes: int = 0
+    speeds: list[tuple[Speed, Speed]] = field(default_factory=list)
+    """The speed of the machine before and after each block."""
+    smaller: Smaller | None = None
+    """What was measured on fewer GPUs."""
+    started_at: datetime | None = None
+    seconds: float = 0.0
+
+    def goodput(self, workload: Workload) -> Goodput | None:
+        rounds, slo = self.samples.rounds, workload.slo
+        return goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if rounds and slo else None
+
+    def figures(self, workload: Workload) -> dict[str, Any]:
+        """Compute the fields that ``Evaluation`` and ``Smaller`` have in common."""
+        rounds = self.samples.rounds
+        return {
+            "engine": self.engine,
+            "load": pooled_load(rounds) if rounds else None,
+            "rounds": tuple(map(load_of, rounds)),
+            "capacity": capacity_of(self.samples),
+            "goodput": self.goodput(workload),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 class Subject:
@@ -59,10 +100,26 @@ class Subject:
 
     def restore(self, evaluation: Evaluation, samples: Samples) -> None:
         """Continue what was measured before under the same conditions."""
-        self.data, self.asked = VariantData.restored(evaluation, samples), True
+        machine = evaluation.drift.probes() if evaluation.drift else ()
+        self.data = VariantData(
+            samples=samples,
+            probes=evaluation.probes,
+            agreement=evaluation.agreement,
+            quality=evaluation.quality,
+            not_asked=dict(evaluation.not_asked),
+            engine=evaluation.engine,
+            kv_cache_tokens=evaluation.memory.kv_cache_tokens,
+            resident_bytes=evaluation.memory.peak_resident_bytes,
+            gpu_bytes=evaluation.memory.peak_gpu_bytes or 0,
+            speeds=list(zip(machine[::2], machine[1::2], strict=True)),
+            smaller=evaluation.smaller,
+            started_at=evaluation.started_at,
+            seconds=evaluation.seconds,
+        )
+        self.asked = True
         self.looks = len(evaluation.looks)
         self.ready_s = [evaluation.engine.ready_s]
-        self.load_s = [sum(run.run.duration_s for run in (*samples.rounds, *samples.trials)) / self.blocks]
+        self.load_s = [sum(run.run.duration_s for run in samples.rounds + samples.trials) / self.blocks]
 
     @property
     def going(self) -> bool:
@@ -71,14 +128,17 @@ class Subject:
     @property
     def blocks(self) -> int:
         """The number of the block after the last one in which it was loaded."""
-        return max((samples.run.restart + 1 for samples in self.data.rounds), default=0)
+        return max((samples.run.restart + 1 for samples in self.data.samples.rounds), default=0)
 
     @property
     def standing(self) -> bool:
         return self._standing is not None
 
     def measured(self) -> Measured:
-        return self.data.measured(self.conditions.variant.weights_bytes, self.session.workload)
+        """Select what the gates and the looks need."""
+        data, rounds = self.data, self.data.samples.rounds
+        load = measures_of(pooled_load(rounds), data.goodput(self.session.workload)) if rounds else None
+        return Measured(data.samples, self.conditions.variant.weights_bytes, data.agreement, load)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -104,32 +164,24 @@ class Subject:
         spec = ServerSpec(self.directory, served_name, unlimited, log, gpus=lane.gpus)
         server = self._running.enter_context(running(spec, session.cancelled))
         check_fits(session.workload, session.trace, server.max_model_len())
-        facts = server.startup_log.facts()
-        data.engine = data.engine or Engine(
-            name="vllm",
-            version=facts.version,
-            arguments=server.arguments,
-            dtype=facts.dtype,
-            quantization=facts.quantization,
-            kernel=facts.kernel,
-            fallbacks=facts.fallbacks,
-            cores=facts.cores,
-            ready_s=server.ready_s,
-        )
-        data.kv_cache_tokens = data.kv_cache_tokens or facts.kv_cache_tokens
+        facts = asdict(server.startup_log.facts())
+        kv_cache_tokens = facts.pop("kv_cache_tokens")
+        data.kv_cache_tokens = data.kv_cache_tokens or kv_cache_tokens
+        data.engine = data.engine or Engine(name="vllm", arguments=server.arguments, ready_s=server.ready_s, **facts)
         self._standing = server, lane
         self.ready_s.append(server.ready_s)
 
     def check(self) -> None:
         """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text."""
         with self._watched() as (server, _):
-            access, data = (server.url, server.name, server.api_key), self.data
+            access, data = server.access, self.data
             try:
-                data.probes = record_probes(*access)
-                data.agreement = check_probes(*access, data.probes).agreement
+                data.probes = record_probes(access)
+                data.agreement = check_probes(access, data.probes)
                 chats = has_chat_template(self.directory)
                 longest = server.max_model_len()
-                data.held_out = measure_distributions(*access, self.session.workload, longest, chats=chats)
+                documents = measure_distributions(access, self.session.workload, longest, chats=chats)
+                data.samples = replace(data.samples, held_out=tuple(documents))
             except SlipwayError:
                 server.check_alive()
                 raise
@@ -139,7 +191,7 @@ class Subject:
         variant is asked."""
         data = self.data
         # The items of a group whose tasks count equally are weighted by the numbers that were asked.
-        sliced = bool(data.quality) and all(item.weight == 1 for item in data.items)
+        sliced = bool(data.quality) and all(item.weight == 1 for item in data.samples.items)
         start, stop = (SLICE, None) if sliced else (0, None if data.quality else SLICE)
         scores = self._ask("quality", first_parts(self.session.workload, start, stop), joining=start > 0)
         self.asked = bool(start) or stop is None or max((score.items for score in scores), default=0) < SLICE
@@ -157,23 +209,15 @@ class Subject:
 
     def _ask(self, kind: str, parts: Mapping[str, Part], *, joining: bool) -> list[TaskScore]:
         """Ask these parts of the tasks. Their scores join those that are known, or replace them."""
-        session, data = self.session, self.data
-        log = session.logs / f"evaluate-{self.name}.{kind}.log"
+        data, workload, defaults = self.data, self.session.workload, self.session.include_defaults
+        log = self.session.logs / f"evaluate-{self.name}.{kind}.log"
         with self._watched() as (server, lane):
-            result = run_tasks(
-                lane.harness,
-                server,
-                self.directory,
-                session.workload,
-                log,
-                include_defaults=session.include_defaults,
-                parts=parts,
-            )
+            result = run_tasks(lane.harness, server, self.directory, workload, log, parts, include_defaults=defaults)
         server.check_alive()
         data.not_asked |= result["left_out"]
-        scores, items = scores_of(result), list(items_of(result))
-        data.items = [*data.items, *items] if joining else items
-        data.quality = joined(data.quality, scores, data.samples()) if joining else tuple(scores)
+        scores, items = scores_of(result), tuple(items_of(result))
+        data.samples = replace(data.samples, items=data.samples.items + items if joining else items)
+        data.quality = joined(data.quality, scores, data.samples) if joining else tuple(scores)
         for task, seconds in result["seconds"].items():
             self.question_s[task] = seconds / max(1, result["items"][task])
         return scores
@@ -185,7 +229,7 @@ class Subject:
         session = self.session
         log = session.logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"
         target = LoadTarget(lane.generator, server, self.directory, session.workload, session.trace, log)
-        self.loading = Loading(target, block, reference, self.data.load)
+        self.loading = Loading(target, block, reference, self.data.samples)
         self._loading_s = 0.0
         yield from self._run(self.loading.search())
 
@@ -193,8 +237,7 @@ class Subject:
         """Measure the round of this start. Its load counts only once all of it was measured."""
         yield from self._run(self.loading.measure(pace))
         self.load_s.append(self._loading_s)
-        self.data.rounds += self.loading.rounds
-        self.data.trials += self.loading.trials
+        self.data.samples = self.data.samples.plus(self.loading.found)
 
     def _run(self, runs: Iterator[LoadSamples]) -> Iterator[LoadSamples]:
         """Yield the *runs*, and note the time and the memory that they take."""

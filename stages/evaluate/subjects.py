@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
-from stages.evaluate.gates import refusal
 from stages.evaluate.session import Session
 from stages.evaluate.subject import Subject
 from stages.parts.base.log import say
+from stages.parts.samples.evidence import gates_of
 
 
 class Subjects:
@@ -32,7 +33,7 @@ class Subjects:
         """The variant whose capacity fixes the rate for all: the reference, or without one the first that is loaded."""
         if self.reference:
             return self.reference
-        loaded = (subject for subject in self if subject.data.rounds)
+        loaded = (subject for subject in self if subject.data.samples.rounds)
         return next(loaded, None) or next(subject for subject in self if subject.going)
 
     def refuse(self, subjects: Iterable[Subject]) -> None:
@@ -46,9 +47,20 @@ class Subjects:
                 say(f"{subject.name} is not loaded: {subject.refused}")
 
     def refusal(self, subject: Subject) -> str:
-        """Name the gates that *subject* fails; empty if it fails none."""
-        reference = self.reference.measured() if self.reference else None
-        return refusal(subject.measured(), reference, self.session.profile, whole=subject.asked)
+        """Name the gates that *subject* fails before any load; empty if it fails none, or if more items may show that
+        it passes. Until all items were asked, the quality recovery does not count."""
+        profile, variant = self.session.profile, subject.measured()
+        limits = profile.constraints
+        if not subject.asked:
+            limits = limits.model_copy(update={"quality_recovery": None})
+        measured = {"": replace(variant, load=None)}
+        if self.reference:
+            reference, places = self.reference.measured(), {item.place for item in variant.samples.items}
+            items = tuple(item for item in reference.samples.items if item.place in places)
+            samples = replace(reference.samples, items=items)
+            measured[profile.reference_variant] = replace(reference, samples=samples, load=None)
+        gate = gates_of(measured, profile, limits)[""]
+        return "; ".join(gate.reasons) if gate.verdict == "fail" else ""
 
     def together(self, group: Sequence[Subject], act: Callable[[Subject, int], None]) -> None:
         """Call *act* with each of the group and its number, in threads if there are several."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from scoring.constraints import MEASURES, Constraints, meets
 from scoring.names import REFERENCE
+from scoring.results import divergence_measures
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation, measures_of
 from stages.parts.records.production import Candidate, Loss, Production
-from stages.parts.samples.divergence import divergence_measures
 from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, row, signed
 
 

@@ -21,7 +21,8 @@ from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
-from stages.parts.vllm.streaming import Access, Reply
+from stages.parts.vllm.client import Access
+from stages.parts.vllm.streaming import Reply
 from stages.rollout.commands import abort, roll_back
 from stages.rollout.steady_load import SteadyLoad
 from stages.rollout.target import Target

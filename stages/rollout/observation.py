@@ -18,9 +18,8 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
-from stages.parts.vllm.client import answer, answers_chat, has_chat_template
+from stages.parts.vllm.client import Access, answer, answers_chat, has_chat_template
 from stages.parts.vllm.probes import check_probes
-from stages.parts.vllm.streaming import Access
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
 from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s, slices_of
@@ -68,7 +67,7 @@ def agreement(store: ModelStore, target: Target, release: str) -> float | None:
     recorded = releases.probes(store, release)
     if not recorded:
         return None
-    agreed = check_probes(target.url(release), store.model, api_key(), recorded).agreement
+    agreed = check_probes(Access(target.url(release), store.model, api_key()), recorded)
     return agreed if math.isfinite(agreed) else 0.0
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from stages.parts.vllm.client import http
-from stages.parts.vllm.streaming import VOCABULARY, Access, Reply, stream_completion
+from stages.parts.vllm.client import Access, http
+from stages.parts.vllm.streaming import VOCABULARY, Reply, stream_completion
 
 ANSWER_TOKENS: Final = 16
 """Enough to measure a time per output token."""

@@ -8,8 +8,8 @@ from typing import Final, Self
 
 import httpx
 
-from stages.parts.vllm.client import trusting
-from stages.parts.vllm.streaming import REQUEST_TIMEOUT_S, VOCABULARY, Access, Reply, stream_completion
+from stages.parts.vllm.client import Access, trusting
+from stages.parts.vllm.streaming import REQUEST_TIMEOUT_S, VOCABULARY, Reply, stream_completion
 
 PAUSE_AFTER_FAILURE_S: Final = 0.1
 

@@ -184,9 +184,9 @@ def _by_starts(samples: Samples, metric: str) -> Lead:
 
     values = []
     for start in starts_of(samples):
-        rounds, trials = samples.of_start(start)
-        times = [request.e2el_ms for run in rounds for request in run.requests]
-        values.append(percentiles(times).p95 if metric == "latency" else throughput_of(rounds, trials))
+        load = samples.of_start(start)
+        times = [request.e2el_ms for run in load.rounds for request in run.requests]
+        values.append(percentiles(times).p95 if metric == "latency" else throughput_of(load))
     return Lead.of_starts([math.log(value) for value in values])
 
 

@@ -13,9 +13,9 @@ from stages.parts.base.program import version
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import RULES, FewerGpus, Production
+from stages.parts.records.production import RULES, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
-from stages.parts.samples.lines import LoadSamples, Samples
+from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
@@ -56,6 +56,8 @@ def decide(
     winner = measurements.evaluations[verdict.chosen]
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
     layout, starts, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence.speed.blocks, basis.base
+    measured = samples[winner.variant]
+    served = measured.smaller if layout and not layout.against else measured
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
     return Production(
         model=base.model,
@@ -84,7 +86,7 @@ def decide(
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
-        prompt_tokens_per_s=prompt_tokens_per_s(_as_served(samples[winner.variant], layout)),
+        prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
         key=decision_key(basis, measurements.evaluations),
         decided_at=datetime.now(UTC),
     )
@@ -131,13 +133,6 @@ def _judged(
         estimate.evidence, estimate.criteria, able=able, unclear=unclear, beaten=beaten, times=times or (1.0,)
     )
     return lacking(verdict, missing)
-
-
-def _as_served(samples: Samples, layout: FewerGpus | None) -> tuple[LoadSamples, ...]:
-    """Select the winner's load with as many GPUs as it is served on."""
-    if layout and not layout.against:
-        return (*samples.smaller_rounds, *samples.smaller_trials)
-    return (*samples.rounds, *samples.trials)
 
 
 def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:

@@ -78,7 +78,7 @@ def _against(winner: Evaluation, smaller: Smaller, cost: Change | None, limits: 
         yield f"it holds the latency targets up to {capacity.requests_per_s:.3g} requests/s, not at {rate:.3g}"
     measures = measures_of(smaller.load, smaller.goodput)
     of_load = limits.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in measures))
-    yield from (violation.text for violation in violations(measures, of_load))
+    yield from violations(measures, of_load)
     if winner.capacity and winner.capacity.is_lower_bound:
         yield f"every rate held that was tried on {_gpus(smaller.instead_of)}, so these can do more"
     if cost.high is None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
 from scoring.pareto import pareto_front
+from scoring.results import divergence_measures
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, by_machine
 from stages.parts.samples.capacity import within
-from stages.parts.samples.divergence import divergence_measures, divergences
-from stages.parts.samples.evidence import Gate, Measured, evidence_of, gates_of, losses_of, recoveries
+from stages.parts.samples.evidence import Gate, Measured, divergences, evidence_of, gates_of, losses_of, recoveries
 from stages.parts.samples.lines import Samples
 from stages.parts.samples.questions import Questions, questions
 

@@ -25,7 +25,7 @@ from stages.parts.records.production import RULES
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.capacity import RULE, capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
-from stages.parts.samples.lines import LoadSamples, Samples, read_samples
+from stages.parts.samples.lines import Samples, StartLoad, read_samples
 from stages.select.decision import decide
 from stages.select.differences import differences
 from stages.select.stored import DECISION, MEASUREMENTS, StoredDecision, read_stored
@@ -146,10 +146,10 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
     """Recompute the evaluation from the samples; every figure of the document that differs is a finding."""
     scores = [(score, task_score(score, samples)) for score in evaluation.quality]
     smaller = evaluation.smaller
-    if smaller and samples.smaller_rounds:
-        smaller = _loaded(smaller, samples.smaller_rounds, samples.smaller_trials)
+    if smaller and samples.smaller.rounds:
+        smaller = _loaded(smaller, samples.smaller)
     quality = tuple(computed or recorded for recorded, computed in scores)
-    recomputed = _loaded(evaluation, samples.rounds, samples.trials)
+    recomputed = _loaded(evaluation, samples)
     recomputed = recomputed.model_copy(update={"smaller": smaller, "quality": quality})
     verification.not_recomputed += [
         f"{evaluation.variant}: {score.task}" for score, computed in scores if computed is None
@@ -168,15 +168,15 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
     return recomputed if changed else evaluation
 
 
-def _loaded(recorded: Loaded, rounds: tuple[LoadSamples, ...], trials: tuple[LoadSamples, ...]) -> Loaded:
+def _loaded(recorded: Loaded, measured: StartLoad) -> Loaded:
     """Recompute what follows from the load; a capacity that followed by another rule stays as recorded."""
     slo, capacity = recorded.goodput, recorded.capacity
     return recorded.model_copy(
         update={
-            "load": pooled_load(rounds),
-            "rounds": tuple(map(load_of, rounds)),
-            "capacity": capacity if capacity and capacity.rule != RULE else capacity_of(rounds, trials),
-            "goodput": goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+            "load": pooled_load(measured.rounds),
+            "rounds": tuple(map(load_of, measured.rounds)),
+            "capacity": capacity if capacity and capacity.rule != RULE else capacity_of(measured),
+            "goodput": goodput_of(measured.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
         }
     )
 

@@ -34,8 +34,8 @@ from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.divergence import distributions
-from stages.parts.samples.lines import Samples, read_samples
+from stages.parts.samples.evidence import distributions
+from stages.parts.samples.lines import AccuracyItem, PerplexityItem, Samples, read_samples
 from stages.parts.vllm.arguments import IN_ONE_PROCESS, ONE_THREAD, core_binding
 from stages.parts.vllm.probes import PROMPTS
 from tests.end_to_end.command_line import (
@@ -162,13 +162,13 @@ def test_what_is_published_follows_from_the_samples_that_are_kept(pipeline, fini
     latencies = [each.e2el_ms for each in requests]
     assert float(np.percentile(latencies, 95)) == pytest.approx(evaluation.load.e2el_ms.p95)
     accuracy, perplexity = evaluation.quality
-    right = [each.correct for each in given.accuracy if each.task == accuracy.task]
+    right = [each.correct for each in given.items if isinstance(each, AccuracyItem) and each.task == accuracy.task]
     assert sum(right) / len(right) == pytest.approx(accuracy.value)
     bits, of_bytes = bits_by_document(pipeline, name).sum(axis=0)
     assert bits / of_bytes == pytest.approx(perplexity.value)
     assert perplexity.score == pytest.approx(2**-perplexity.value)
     assert [len(each.tokens) for each in given.held_out] == [128] * 16
-    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in distributions(given))
+    assert all(each.tokens.shape == each.logprobs.shape == (127, 20) for each in distributions(given.held_out))
     assert [each.prompt for each in evaluation.probes] == list(PROMPTS)
 
 
@@ -301,7 +301,10 @@ def test_another_profile_decides_anew_and_measures_nothing_again(pipeline, finis
 
 def bits_by_document(pipeline: Pipeline, name: str) -> np.ndarray:
     """[documents, 2]: bits and bytes of each held-out document, in one order for every variant."""
-    items = sorted(samples(pipeline, name).perplexity, key=lambda item: item.doc_id)
+    items = sorted(
+        (item for item in samples(pipeline, name).items if isinstance(item, PerplexityItem)),
+        key=lambda item: item.doc_id,
+    )
     return np.array([[-item.loglikelihood / math.log(2), item.bytes] for item in items])
 
 

@@ -33,7 +33,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.rollout import Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
-from stages.parts.vllm.streaming import Access
+from stages.parts.vllm.client import Access
 from stages.rollout.drills import Answers, answers
 from stages.rollout.one_machine import OneMachine
 from stages.rollout.steady_load import SteadyLoad

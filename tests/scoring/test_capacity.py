@@ -12,7 +12,7 @@ from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import CacheRules, cache_layout, pipeline_stages
 from scoring.capacity.storage import SIXTEEN_BIT
-from scoring.capacity.weights import count_parameters, loaded_bytes, stored_bytes
+from scoring.capacity.weights import count_parameters, loaded_bytes, stored_bytes, with_stored
 from stages.parts.base.formats import storage_of
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published_models.yaml").read_text())
@@ -135,9 +135,9 @@ def test_a_config_that_transformers_wrote_again_has_the_same_experts() -> None:
 def test_a_checkpoint_with_other_counts_than_its_config_is_refused_or_has_other_parts() -> None:
     llama = model("llama-3.1-8b")
     described = count_parameters(llama)
-    assert count_parameters(llama, described.total + 400_000_000).other == 400_000_000
+    assert with_stored(llama, described.total + 400_000_000).other == 400_000_000
     with pytest.raises(NotSizeable, match="the checkpoint has 7,000,000,000"):
-        count_parameters(llama, 7_000_000_000)
+        with_stored(llama, 7_000_000_000)
 
 
 def test_variants_store_what_their_formats_say() -> None:
@@ -151,16 +151,15 @@ def test_variants_store_what_their_formats_say() -> None:
     index = 32 * 4 * (6 * 4096 + 14336)
     # A scale in float32 for each output.
     scales = 32 * 4 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
-    assert stored_bytes(llama, parameters, SIXTEEN_BIT) == 2 * 8_030_261_248
-    assert stored_bytes(llama, parameters, storage_of("awq", 128)) == rest + awq
-    assert stored_bytes(llama, parameters, storage_of("gptq", 128)) == rest + awq + index
-    assert stored_bytes(llama, parameters, storage_of("int8", 128)) == rest + matrices + scales
+    assert stored_bytes(llama, SIXTEEN_BIT) == 2 * 8_030_261_248
+    assert stored_bytes(llama, storage_of("awq", 128)) == rest + awq
+    assert stored_bytes(llama, storage_of("gptq", 128)) == rest + awq + index
+    assert stored_bytes(llama, storage_of("int8", 128)) == rest + matrices + scales
 
 
 def test_tensor_parallelism_divides_matrices_and_copies_norms() -> None:
     llama = model("llama-3.1-70b")
-    parameters = count_parameters(llama)
-    *layers, embedding, head, rest = loaded_bytes(llama, parameters, SIXTEEN_BIT, 4)
+    *layers, embedding, head, rest = loaded_bytes(llama, SIXTEEN_BIT, 4)
     matrices = 8192 * (8192 + 2 * 1024 + 8192) + 3 * 8192 * 28672
     assert layers == [2 * matrices // 4 + 2 * 2 * 8192] * 80
     assert (embedding, head, rest) == (2 * 128256 * 8192 // 4, 2 * 128256 * 8192 // 4, 2 * 8192)

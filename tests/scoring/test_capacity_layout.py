@@ -14,7 +14,6 @@ from scoring.capacity.families import read_architecture
 from scoring.capacity.layout import LEAST_CONTEXT, Demand, Layout, choose_layout, contradictions, left_out
 from scoring.capacity.memory import MemorySettings, Parallelism, fit
 from scoring.capacity.storage import SIXTEEN_BIT
-from scoring.capacity.weights import Parameters, count_parameters
 from stages.parts.base.formats import storage_of
 from stages.parts.machine.accelerators import catalogue
 
@@ -23,13 +22,12 @@ GPUS = catalogue()
 CHAT = Demand(longest_request=960, concurrency=8)
 
 
-def sized(name: str) -> tuple[Architecture, Parameters]:
-    model = read_architecture(PUBLISHED[name]["config"])
-    return model, count_parameters(model)
+def sized(name: str) -> Architecture:
+    return read_architecture(PUBLISHED[name]["config"])
 
 
 def layout(name: str, gpu: str, demand: Demand = CHAT, gpus: int = 8, **serving: Any) -> Layout:
-    return choose_layout(*sized(name), GPUS[gpu], gpus, MemorySettings(context=0, **serving), demand)
+    return choose_layout(sized(name), GPUS[gpu], gpus, MemorySettings(context=0, **serving), demand)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,7 @@ def test_the_context_is_the_longest_that_fits_and_at_most_the_models_own() -> No
     on_l4 = layout("llama-3.1-8b", "l4").context
     assert LEAST_CONTEXT < on_l4 < 131_072
     assert on_l4 % 256 == 0
-    model, parameters = sized("llama-3.1-8b")
-    found = fit(model, parameters, SIXTEEN_BIT, GPUS["l4"], Parallelism(1), MemorySettings(context=on_l4))
+    found = fit(sized("llama-3.1-8b"), SIXTEEN_BIT, GPUS["l4"], Parallelism(1), MemorySettings(context=on_l4))
     # What is kept free are a quarter of the estimates: 1.8 GiB of activations, CUDA graphs and runtime.
     assert 0.8 * found.longest_context < on_l4 < found.longest_context
 
@@ -90,7 +87,7 @@ def test_an_explicit_cache_is_not_reduced_by_what_is_kept_free() -> None:
 
 
 def test_every_contradiction_is_named() -> None:
-    model, _ = sized("llama-3.1-8b")
+    model = sized("llama-3.1-8b")
     demand = Demand(tensor_parallel_size=3, context=200_000, longest_request=300_000)
     assert list(contradictions(model, demand)) == [
         "max_model_len 200,000: the model was made for 131,072 tokens",
@@ -109,7 +106,7 @@ def test_every_contradiction_is_named() -> None:
 
 
 def test_a_variant_that_cannot_be_divided_is_left_out_with_the_reason() -> None:
-    model, _ = sized("llama-2-7b")
+    model = sized("llama-2-7b")
     assert left_out(model, storage_of("int8", 128), 4) == ()
     assert left_out(model, storage_of("awq", 128), 4) == (
         "mlp: 2752 inputs per GPU are not divisible by groups of 128",

@@ -15,7 +15,6 @@ from scoring.capacity.families import read_architecture
 from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
 from scoring.capacity.plan import Option, PlanRequest, Targets, options, shortlist
 from scoring.capacity.speed import Requests, Roofline, SpeedCalibration
-from scoring.capacity.weights import count_parameters
 from scoring.units import GIB
 from stages.parts.base.formats import FORMATS, storage_of
 from stages.parts.machine.accelerators import catalogue
@@ -30,7 +29,6 @@ def question(name: str, *gpus: str, context: int = 8192, variants: tuple[str, ..
     model = read_architecture(PUBLISHED[name]["config"])
     return PlanRequest(
         model=model,
-        parameters=count_parameters(model),
         formats={name: storage_of(name, 128) for name in variants},
         accelerators={gpu: KNOWN[gpu] for gpu in gpus or KNOWN},
         settings=MemorySettings(context),
@@ -47,7 +45,6 @@ def fitted(
     asked = question(name)
     return fit(
         asked.model,
-        asked.parameters,
         storage_of(variant, group_size),
         KNOWN[gpu],
         Parallelism(tensor, pipeline),
@@ -57,7 +54,7 @@ def fitted(
 
 def server(name: str, variant: str = "fp16", gpu: str = "h100", tensor: int = 1) -> Roofline:
     asked = question(name)
-    return Roofline(asked.model, asked.parameters, storage_of(variant, 128), KNOWN[gpu], Parallelism(tensor))
+    return Roofline(asked.model, storage_of(variant, 128), KNOWN[gpu], Parallelism(tensor))
 
 
 def test_usable_memory_is_what_cuda_reports() -> None:

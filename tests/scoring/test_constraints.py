@@ -39,9 +39,8 @@ def test_an_unmeasured_value_meets_no_constraint(name, value):
     kept = dict.fromkeys(MEASURES, 0.5)
     assert violations(kept, STRICT) == []
     (found,) = violations({**kept, name: value}, STRICT)
-    assert (found.name, found.value) == (name, None)
-    assert "was not measured" in found.text
-    assert violations({}, STRICT)[0].text.startswith("quality_recovery was not measured")
+    assert found.startswith(f"{name} was not measured")
+    assert violations({}, STRICT)[0].startswith("quality_recovery was not measured")
 
 
 @given(st.sampled_from(sorted(MEASURES)), st.floats(0, 1), st.floats(0, 1))
@@ -53,7 +52,7 @@ def test_a_limit_is_broken_beyond_it_and_not_at_it(name, limit, value):
 
 def test_a_violation_has_its_numbers():
     limits = Constraints.model_validate({"quality_recovery": {"min": 0.95}, "ttft_p95_ms": {"max": 500}})
-    assert [each.text for each in violations({"quality_recovery": 0.9499999, "ttft_p95_ms": 612.25}, limits)] == [
+    assert violations({"quality_recovery": 0.9499999, "ttft_p95_ms": 612.25}, limits) == [
         "quality_recovery 0.9499999 is below the minimum of 0.95",
         "ttft_p95_ms 612.2 is above the maximum of 500",
     ]

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stages.parts.vllm.client import chat_template
-from stages.parts.vllm.completions import GREEDY, no_answer, post
+from stages.parts.vllm.client import Access, chat_template
+from stages.parts.vllm.completions import GREEDY, post, usable
 
 CHAT: Final = "/v1/chat/completions"
 PLAIN: Final = "/v1/completions"
@@ -31,8 +31,7 @@ Needs = Literal["nothing", "chat", "tools"]
 class Served:
     """A server under measurement, and the directory of the model that it serves."""
 
-    url: str
-    model: str
+    access: Access
     directory: Path
     max_model_len: int
     parses_calls: bool = False
@@ -89,12 +88,9 @@ def values(served: Served, questions: Sequence[Question], concurrency: int) -> l
     """Ask all questions, *concurrency* at a time, and grade the answers; in the order of the questions."""
 
     def one(question: Question) -> Any:
-        where = served.url + question.path
-        reply = post(where, {"model": served.model, **question.body, **GREEDY}, "", TIMEOUT_S)
-        try:
+        reply = post(served.access, question.path, {**question.body, **GREEDY}, TIMEOUT_S)
+        with usable(served.access.at(question.path)):
             return question.grade(reply["choices"][0])
-        except (LookupError, TypeError, AttributeError) as error:
-            raise no_answer(where, error) from error
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, questions))

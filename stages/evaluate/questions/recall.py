@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stages.evaluate.questions.question import Question, Served, asked
-from stages.evaluate.questions.text import KIND
+from stages.evaluate.questions.sources import KIND
 from stages.parts.model.corpora import read_documents
 from stages.parts.vllm.completions import tokenize
 
@@ -31,18 +31,8 @@ MAX_TOKENS: Final = 32
 SHRINK: Final = 0.97
 CODE: Final = re.compile(r"\d{7}")
 COLOURS: Final = (
-    "red",
-    "blue",
-    "green",
-    "grey",
-    "white",
-    "black",
-    "amber",
-    "violet",
-    "silver",
-    "copper",
-    "ivory",
-    "pink",
+    *("red", "blue", "green", "grey", "white", "black"),
+    *("amber", "violet", "silver", "copper", "ivory", "pink"),
 )
 THINGS: Final = ("harbour", "archive", "tunnel", "garden", "tower", "cellar", "hangar", "vault", "chapel", "workshop")
 
@@ -102,7 +92,7 @@ class _Fits:
             hay = hay[: int(len(hay) * SHRINK)]
 
     def _tokens(self, text: str) -> int:
-        return len(tokenize(self._served.url, self._served.model, "", text))
+        return len(tokenize(self._served.access, text))
 
 
 def _spread(hay: list[str], needles: list[Needle]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ FIRST_NUMBER: Final = 2
 
 Arguments = dict[str, Any]
 Properties = dict[str, dict[str, Any]]
+Drawn = Callable[[random.Random], tuple[str, Arguments]]
 TEXT: Final = {"type": "string"}
 COUNTED: Final = {"type": "integer"}
 FLAG: Final = {"type": "boolean"}
@@ -42,12 +43,25 @@ DATE: Final = {"type": "string", "description": "YYYY-MM-DD"}
 TIME: Final = {"type": "string", "description": "24-hour clock, HH:MM"}
 
 
+def _choice_of(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+def _list_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": schema}
+
+
+def _object_of(properties: Properties) -> dict[str, Any]:
+    """All properties are required, and no other is allowed."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
 @dataclass(frozen=True)
 class Function:
     name: str
     description: str
     properties: Properties
-    drawn: Callable[[random.Random], tuple[str, Arguments]]
+    drawn: Drawn
     """A user's words, and the arguments that they ask for."""
 
     def schema(self) -> dict[str, Any]:
@@ -56,6 +70,19 @@ class Function:
     def tool(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": self.schema()}
         return {"type": "function", "function": function}
+
+
+FUNCTIONS: Final[list[Function]] = []
+
+
+def _function(description: str, properties: Properties) -> Callable[[Drawn], Drawn]:
+    """Add what draws requests to ``FUNCTIONS``, under its own name."""
+
+    def add(drawn: Drawn) -> Drawn:
+        FUNCTIONS.append(Function(drawn.__name__, description, properties, drawn))
+        return drawn
+
+    return add
 
 
 def structured_outputs(served: Served) -> list[Question]:  # noqa: ARG001
@@ -166,21 +193,33 @@ def _number(chance: random.Random) -> tuple[str, int]:
     return NUMBERS[number], number + FIRST_NUMBER
 
 
-def _table(chance: random.Random) -> tuple[str, Arguments]:
+@_function(
+    "Reserve a table in a restaurant.",
+    {"restaurant": TEXT, "date": DATE, "time": TIME, "people": COUNTED, "name": TEXT},
+)
+def book_table(chance: random.Random) -> tuple[str, Arguments]:
     place, name, (people, count) = chance.choice(PLACES), chance.choice(NAMES), _number(chance)
     (day, date), (clock, time) = _date(chance), _clock(chance)
     words = f"Please book a table for {people} at {place} on {day} at {clock}, in the name of {name}."
     return words, {"restaurant": place, "date": date, "time": time, "people": count, "name": name}
 
 
-def _flight(chance: random.Random) -> tuple[str, Arguments]:
+@_function(
+    "Book seats on a flight.",
+    {"from": TEXT, "to": TEXT, "date": DATE, "cabin": _choice_of(*CABINS), "passengers": COUNTED},
+)
+def book_flight(chance: random.Random) -> tuple[str, Arguments]:
     (start, end), (people, count), (day, date) = chance.sample(CITIES, 2), _number(chance), _date(chance)
     cabin = chance.choice(CABINS)
     words = f"On {day} we want to fly to {end} from {start}, {people} of us, in {cabin} class."
     return words, {"from": start, "to": end, "date": date, "cabin": cabin, "passengers": count}
 
 
-def _order(chance: random.Random) -> tuple[str, Arguments]:
+@_function(
+    "Order products of the shop.",
+    {"items": _list_of(_object_of({"product": TEXT, "quantity": COUNTED})), "city": TEXT, "gift": FLAG},
+)
+def place_order(chance: random.Random) -> tuple[str, Arguments]:
     order = [(*_number(chance), product) for product in chance.sample(PRODUCTS, chance.randrange(1, 4))]
     city, gift = chance.choice(CITIES), chance.random() < 0.5
     listed = ", ".join(f"{word} pieces of the {product}" for word, _, product in order)
@@ -189,7 +228,11 @@ def _order(chance: random.Random) -> tuple[str, Arguments]:
     return f"I would like to order {listed}, sent to {city}. {how}", {"items": items, "city": city, "gift": gift}
 
 
-def _incident(chance: random.Random) -> tuple[str, Arguments]:
+@_function(
+    "Report that a system does not work.",
+    {"system": TEXT, "priority": _choice_of(*PRIORITIES), "down_hours": COUNTED, "assignee": TEXT},
+)
+def open_ticket(chance: random.Random) -> tuple[str, Arguments]:
     system, name, (word, hours) = chance.choice(SYSTEMS), chance.choice(NAMES), _number(chance)
     priority = chance.choice(PRIORITIES)
     words = (
@@ -198,7 +241,12 @@ def _incident(chance: random.Random) -> tuple[str, Arguments]:
     return words, {"system": system, "priority": priority, "down_hours": hours, "assignee": name}
 
 
-def _meeting(chance: random.Random) -> tuple[str, Arguments]:
+@_function(
+    "Put a meeting into the calendar.",
+    {"topic": TEXT, "weekday": _choice_of(*DAYS), "start": TIME, "minutes": COUNTED}
+    | {"online": FLAG, "guests": _list_of(TEXT)},
+)
+def schedule_meeting(chance: random.Random) -> tuple[str, Arguments]:
     topic, day, (clock, time) = chance.choice(TOPICS), chance.choice(DAYS), _clock(chance)
     minutes, online = chance.choice((15, 30, 45, 60, 90)), chance.random() < 0.5
     guests = chance.sample(NAMES, chance.randrange(1, 4))
@@ -206,55 +254,3 @@ def _meeting(chance: random.Random) -> tuple[str, Arguments]:
     words = f"Set up a {topic} {where} next {day} at {clock}, {minutes} minutes, with {', '.join(guests)}."
     arguments = {"topic": topic, "weekday": day, "start": time, "minutes": minutes}
     return words, arguments | {"online": online, "guests": guests}
-
-
-def _choice_of(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values)}
-
-
-def _list_of(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": schema}
-
-
-def _object_of(properties: Properties) -> dict[str, Any]:
-    """All properties are required, and no other is allowed."""
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-_ITEM: Final = _object_of({"product": TEXT, "quantity": COUNTED})
-FUNCTIONS: Final[Sequence[Function]] = (
-    Function(
-        "book_table",
-        "Reserve a table in a restaurant.",
-        {"restaurant": TEXT, "date": DATE, "time": TIME, "people": COUNTED, "name": TEXT},
-        _table,
-    ),
-    Function(
-        "book_flight",
-        "Book seats on a flight.",
-        {"from": TEXT, "to": TEXT, "date": DATE, "cabin": _choice_of(*CABINS), "passengers": COUNTED},
-        _flight,
-    ),
-    Function(
-        "place_order", "Order products of the shop.", {"items": _list_of(_ITEM), "city": TEXT, "gift": FLAG}, _order
-    ),
-    Function(
-        "open_ticket",
-        "Report that a system does not work.",
-        {"system": TEXT, "priority": _choice_of(*PRIORITIES), "down_hours": COUNTED, "assignee": TEXT},
-        _incident,
-    ),
-    Function(
-        "schedule_meeting",
-        "Put a meeting into the calendar.",
-        {
-            "topic": TEXT,
-            "weekday": _choice_of(*DAYS),
-            "start": TIME,
-            "minutes": COUNTED,
-            "online": FLAG,
-            "guests": _list_of(TEXT),
-        },
-        _meeting,
-    ),
-)

@@ -20,7 +20,7 @@ from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production
 from stages.parts.releases.release import METRICS
-from stages.parts.vllm.host import startup_s
+from stages.parts.vllm.sizing import startup_s
 
 ROUNDED: Final = 100
 """Tokens, to which a limit is rounded."""

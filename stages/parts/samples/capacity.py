@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from statistics import fmean, linear_regression, median_low, pvariance
 from typing import Final
 
+from scoring.lead import Lead
 from scoring.percentiles import p95
 from stages.parts.records.evaluation import Capacity, Trial
-from stages.parts.samples.lines import LoadSamples, TimedRequest
+from stages.parts.samples.lines import LoadSamples, StartLoad, TimedRequest
 
 RULE: Final = 2
 """Raised when the same trials give another capacity: figures of another rule are not recomputed."""
@@ -123,56 +124,65 @@ def capacity_per_s(trials: Sequence[Tried]) -> float | None:
     return math.exp((1 - share) * math.log(low.rate_per_s) + share * math.log(high.rate_per_s))
 
 
-def throughput_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> float:
+def mean_capacity_per_s(load: StartLoad) -> float | None:
+    """Return the geometric mean of the capacities in requests/s that starts had; None without trials of a rate."""
+    rated = [(trial.run.restart, rate) for trial in load.trials if (rate := tried(trial))]
+    capacities = [
+        capacity
+        for start in sorted({start for start, _ in rated})
+        if (capacity := capacity_per_s([rate for of_start, rate in rated if of_start == start]))
+    ]
+    return math.exp(fmean(map(math.log, capacities))) if capacities else None
+
+
+def throughput_of(load: StartLoad) -> float:
     """Return the throughput of one start of the server in output tokens/s.
 
     It is the capacity in requests/s times the mean answer of the rounds, which is the same for all variants. Without
     trials of a rate, the rounds had the same number of requests in flight all the time: then it is the geometric mean
-    of their rates.
-
-    Raises:
-        ValueError: the targets held at no rate.
-    """
-    rates = list(filter(None, map(tried, trials)))
+    of their rates. Raise ValueError if the targets held at no rate."""
+    rates = list(filter(None, map(tried, load.trials)))
     if not rates:
-        return math.exp(fmean(math.log(run.output_tokens_per_s) for run in rounds))
+        return math.exp(fmean(math.log(run.output_tokens_per_s) for run in load.rounds))
     rate_per_s = capacity_per_s(rates)
     if rate_per_s is None:
         raise ValueError("the targets held at no rate")
-    return rate_per_s * _mean_answer(rounds)
+    return rate_per_s * _mean_answer(load)
 
 
-def _mean_answer(rounds: Sequence[LoadSamples]) -> float:
-    """Average the output tokens of the requests."""
-    return fmean(request.output_tokens for run in rounds for request in run.requests)
+def _mean_answer(load: StartLoad) -> float:
+    """Average the output tokens of the requests of the rounds."""
+    return fmean(request.output_tokens for run in load.rounds for request in run.requests)
 
 
-def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) -> Capacity | None:
-    """Return the capacity over all starts of a server; None without trials of a rate.
-
-    Raises:
-        ValueError: the targets held at no rate after a start.
-    """
-    rated = [trial for trial in trials if tried(trial)]
+def capacity_of(load: StartLoad) -> Capacity | None:
+    """Return the capacity over all starts of a server; None without trials of a rate. Raise ValueError if the targets
+    held at no rate after a start."""
+    rated = [trial for trial in load.trials if tried(trial)]
     targets_ms = rated[0].run.targets_ms if rated else None
     if targets_ms is None:
         return None
-    starts = {number: list(of_start) for number, of_start in groupby(rated, key=lambda trial: trial.run.restart)}
-    tokens = [
-        throughput_of([run for run in rounds if run.run.restart == number], of_start)
-        for number, of_start in starts.items()
-    ]
+    tokens = [throughput_of(load.of_start(start)) for start in dict.fromkeys(trial.run.restart for trial in rated)]
     mean = math.exp(fmean(map(math.log, tokens)))
     low, high = interval(tokens) if len(tokens) > 1 else (None, None)
     return Capacity(
         ttft_ms=targets_ms[0],
         tpot_ms=targets_ms[1],
-        requests_per_s=mean / _mean_answer(rounds),
+        requests_per_s=mean / _mean_answer(load),
         output_tokens_per_s=mean,
         low=low,
         high=high,
         starts=tuple(tokens),
-        trials=tuple(map(_trial, rated)),
+        trials=tuple(
+            Trial(
+                restart=trial.run.restart,
+                rate_per_s=trial.run.rate_per_s or 0.0,
+                requests=len(trial.requests),
+                share=fmean(within(request, *targets_ms) for request in trial.requests) if trial.requests else None,
+                held=bool(trial.run.held),
+            )
+            for trial in rated
+        ),
         rule=RULE,
     )
 
@@ -180,19 +190,5 @@ def capacity_of(rounds: Sequence[LoadSamples], trials: Sequence[LoadSamples]) ->
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Compute the 95 % interval of the geometric mean of two or more starts of the server, by Student's t of the
     logarithms: a time or a rate has no negative end, however few the starts."""
-    from scoring.lead import Lead
-
     mean = Lead.of_starts([math.log(max(value, LEAST)) for value in values])
     return math.exp(mean.value - mean.reach()), math.exp(mean.value + mean.reach())
-
-
-def _trial(trial: LoadSamples) -> Trial:
-    run, requests = trial.run, trial.requests
-    targets_ms = run.targets_ms or (0.0, 0.0)
-    return Trial(
-        restart=run.restart,
-        rate_per_s=run.rate_per_s or 0.0,
-        requests=len(requests),
-        share=fmean(within(request, *targets_ms) for request in requests) if requests else None,
-        held=bool(run.held),
-    )

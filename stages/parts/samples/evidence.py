@@ -8,24 +8,27 @@ results from the same samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+import numpy as np
+
+from scoring.arrays import Floats
 from scoring.constraints import MEASURES, Constraints, violations
+from scoring.criteria import Criteria
+from scoring.divergence import Distributions, divergence
+from scoring.estimate import Evidence
+from scoring.lead import Lead
+from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
+from scoring.results import Divergence, divergence_measures
+from scoring.starts import Effects, comparable, log_means
 from scoring.units import GIB
+from stages.parts.base.errors import DamagedModel
 from stages.parts.records.evaluation import Evaluation, measures_of
 from stages.parts.samples.capacity import throughput_of
-from stages.parts.samples.divergence import divergence_measures, divergences
-from stages.parts.samples.lines import LoadSamples, Samples
+from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, PerplexityItem, Samples
 from stages.parts.samples.questions import questions
-
-if TYPE_CHECKING:
-    from scoring.arrays import Floats
-    from scoring.criteria import Criteria
-    from scoring.estimate import Evidence
-    from scoring.lead import Lead
-    from scoring.losses import Quality, TaskLoss
 
 BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", "kl_divergence", "memory_gib")
 """The measures that are known before a variant is loaded."""
@@ -67,20 +70,9 @@ class Gate:
 
 def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Evidence:
     """Gather the evidence of variants whose quality and load were measured, without those that were never started in a
-    block with the reference, directly or through others: they can't be compared.
-
-    Args:
-        reference: the variant that the others are compared with; by default the first.
-
-    Raises:
-        ValueError: the variants have no quality task in common, or no request that was answered.
-    """
-    import numpy as np
-
-    from scoring.estimate import Evidence
-    from scoring.losses import mean_quality
-    from scoring.starts import Effects, comparable
-
+    block with the reference, directly or through others: they can't be compared. Raise ValueError if the variants have
+    no quality task in common, or no request that was answered. *reference*: the variant that the others are compared
+    with; by default the first."""
     logs = speeds([variant.samples for variant in measured.values()])
     places = comparable(logs, list(measured).index(reference) if reference in measured else 0)
     names = [name for place, name in enumerate(measured) if place in places]
@@ -94,11 +86,8 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
     answers.
 
     Before any load (``Measured.load`` is None), constraints on speed are left out. Without a measured reference, losses
-    and divergence are not known: constraints on them are then not met.
-
-    Raises:
-        DamagedModel: raw samples are not what was written.
-    """
+    and divergence are not known: constraints on them are then not met. Raise DamagedModel if raw samples are not what
+    was written."""
     samples = {name: variant.samples for name, variant in measured.items()}
     reference = criteria.reference_variant
     losses = losses_of(samples, reference, criteria.task_loss)
@@ -110,7 +99,7 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
         values["quality_recovery"] = math.exp(recovered[name].value) if name in recovered else None
         values |= {"memory_gib": variant.memory_bytes / GIB, **(variant.load or {})}
         limits = before_load if variant.load is None else constraints
-        violated = [violation.text for violation in violations(values, limits)]
+        violated = violations(values, limits)
         if variant.agreement is not None and variant.agreement < AGREEMENT:
             violated.append(
                 f"its answers agree with its own probabilities by only {variant.agreement:.2f}, below {AGREEMENT:g}"
@@ -121,8 +110,6 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
 
 def qualities(samples: Mapping[str, Samples]) -> dict[str, Quality]:
     """Estimate the quality on each task that all variants were asked, in the order of the variants."""
-    from scoring.losses import task_quality
-
     variants = list(questions(samples).values())
     tasks = [task for task in (variants[0] if variants else {}) if all(task in variant for variant in variants)]
     return {task: task_quality([variant[task] for variant in variants]) for task in tasks}
@@ -130,17 +117,11 @@ def qualities(samples: Mapping[str, Samples]) -> dict[str, Quality]:
 
 def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> dict[str, dict[str, TaskLoss]]:
     """Estimate what each other variant loses of the reference's score on each task, without tasks of which the
-    reference can do nothing; there are none without the reference.
-
-    Args:
-        limit: the share that may be lost.
-    """
-    from scoring.losses import task_losses
-
+    reference can do nothing; there are none without the reference. *limit*: the share that may be lost."""
     if reference not in samples:
         return {}
     base = samples[reference]
-    able = {*(item.task for item in base.perplexity), *(item.task for item in base.accuracy if item.correct)}
+    able = {item.task for item in base.items if isinstance(item, PerplexityItem) or item.correct}
     losses = {}
     for name in [name for name in samples if name != reference]:
         tasks = qualities({reference: base, name: samples[name]})
@@ -150,9 +131,6 @@ def losses_of(samples: Mapping[str, Samples], reference: str, limit: float) -> d
 
 def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, Lead]:
     """Estimate ln of each variant's quality divided by the reference's; there are none without tasks or reference."""
-    from scoring.lead import Lead
-    from scoring.losses import mean_quality
-
     names, tasks = list(samples), list(qualities(samples).values())
     if not tasks or (isinstance(criteria.reference, str) and criteria.reference not in samples):
         return {}
@@ -169,34 +147,53 @@ def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, 
     }
 
 
+def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
+    """Compute the divergence of every variant from the *reference*, without variants that were measured on another
+    text. Raise DamagedModel if the samples are not distributions."""
+    documents = {
+        name: sorted(sample.held_out, key=lambda document: document.document) for name, sample in samples.items()
+    }
+    computed: dict[str, Divergence] = {}
+    if not (ours := documents.pop(reference, None)):
+        return computed
+    for name, theirs in documents.items():
+        if [document.tokens for document in theirs] != [document.tokens for document in ours]:
+            continue
+        answers = [document.continued for document in ours], [document.continued for document in theirs]
+        recorded = answers if all(map(any, answers)) else None
+        try:
+            computed[name] = divergence(distributions(ours), distributions(theirs), recorded)
+        except ValueError as error:
+            raise DamagedModel(
+                f"the raw samples of {name} or {reference} are not distributions: {error}", hint=MEASURE_AGAIN
+            ) from error
+    return computed
+
+
+def distributions(documents: Iterable[HeldOutDocument]) -> list[Distributions]:
+    """Collect the distributions at each position of each held-out document."""
+    return [
+        Distributions(np.array(document.listed, dtype=np.int64), np.array(document.logprobs, dtype=float))
+        for document in documents
+    ]
+
+
 def speeds(samples: Sequence[Samples]) -> Floats:
     """Collect ln of the end-to-end time in ms and of the throughput in output tokens/s, shape (blocks, variants, 2);
     NaN where a variant was not started in a block."""
-    import numpy as np
-
     blocks = sorted({run.run.restart for variant in samples for run in variant.rounds})
     logs = np.full((len(blocks), len(samples), 2), np.nan)
     for row, block in enumerate(blocks):
-        starts = [variant.of_start(block) for variant in samples]
-        running = [place for place, (rounds, _) in enumerate(starts) if rounds]
-        logs[row, running] = _block([starts[place] for place in running])
+        starts = {place: start for place, variant in enumerate(samples) if (start := variant.of_start(block)).rounds}
+        times = [
+            {(run.run.number, number): one.e2el_ms for run in start.rounds for number, one in enumerate(run.requests)}
+            for start in starts.values()
+        ]
+        requests = sorted({request for by_request in times for request in by_request})
+        values = np.array([[by_request.get(request, math.nan) for request in requests] for by_request in times])
+        rates = [math.log(throughput_of(start)) for start in starts.values()]
+        logs[row, list(starts)] = np.column_stack([log_means(values), rates])
     return logs
-
-
-def _block(starts: Sequence[tuple[Sequence[LoadSamples], Sequence[LoadSamples]]]) -> Floats:
-    """Collect the same for one block, shape (variants, 2), from the rounds and trials of each variant."""
-    import numpy as np
-
-    from scoring.starts import log_means
-
-    times = [
-        {(run.run.number, place): request.e2el_ms for run in runs for place, request in enumerate(run.requests)}
-        for runs, _ in starts
-    ]
-    places = sorted({place for by_place in times for place in by_place})
-    values = np.array([[by_place.get(place, math.nan) for place in places] for by_place in times])
-    rates = [math.log(throughput_of(*start)) for start in starts]
-    return np.column_stack([log_means(values), rates])
 
 
 def _gate(violated: Sequence[str], losses: Mapping[str, TaskLoss]) -> Gate:

@@ -10,12 +10,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from scoring.student import Z_95
 from stages.parts.records.evaluation import Goodput, Intervals, Load, Percentiles, TaskScore
 from stages.parts.samples.capacity import interval, within
-from stages.parts.samples.lines import LoadSamples, PerplexityItem, Samples, TimedRequest
+from stages.parts.samples.lines import AccuracyItem, LoadSamples, PerplexityItem, Samples, TimedRequest
 
 RESAMPLES: Final = 1000
 SEED: Final = 0
@@ -33,28 +35,26 @@ def load_of(samples: LoadSamples) -> Load:
         output_tokens=sum(request.output_tokens for request in requests),
         requests_per_s=len(requests) / run.duration_s,
         output_tokens_per_s=samples.output_tokens_per_s,
-        **percentiles_of(requests),
+        ttft_ms=percentiles([request.ttft_ms for request in requests]),
+        tpot_ms=percentiles([request.tpot_ms for request in requests]),
+        e2el_ms=percentiles([request.e2el_ms for request in requests]),
+        itl_ms=percentiles([gap for request in requests for gap in request.itl_ms]),
     )
 
 
 def pooled_load(rounds: Sequence[LoadSamples]) -> Load:
     """Summarize all rounds: percentiles over all requests, and the mean of the rounds' rates."""
     loads = [load_of(run) for run in rounds]
-    times = percentiles_of([request for run in rounds for request in run.requests])
-    gaps = times.pop("itl_ms")
-    times = {name: time.model_copy(update={"intervals": _intervals(rounds, name)}) for name, time in times.items()}
-    return Load(
-        rate_per_s=loads[0].rate_per_s,
-        concurrency=max(load.concurrency for load in loads),
-        requests=sum(load.requests for load in loads),
-        duration_s=sum(load.duration_s for load in loads),
-        prompt_tokens=sum(load.prompt_tokens for load in loads),
-        output_tokens=sum(load.output_tokens for load in loads),
-        requests_per_s=fmean(load.requests_per_s for load in loads),
-        output_tokens_per_s=fmean(load.output_tokens_per_s for load in loads),
-        itl_ms=gaps,
-        **times,
-    )
+    pooled = load_of(LoadSamples(rounds[0].run, tuple(request for run in rounds for request in run.requests)))
+    changed: dict[str, Any] = {
+        "concurrency": max(load.concurrency for load in loads),
+        "duration_s": sum(load.duration_s for load in loads),
+        "requests_per_s": fmean(load.requests_per_s for load in loads),
+        "output_tokens_per_s": fmean(load.output_tokens_per_s for load in loads),
+    }
+    for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
+        changed[name] = getattr(pooled, name).model_copy(update={"intervals": _intervals(rounds, name)})
+    return pooled.model_copy(update=changed)
 
 
 def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
@@ -115,20 +115,8 @@ def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) ->
     )
 
 
-def percentiles_of(requests: Sequence[TimedRequest]) -> dict[str, Percentiles]:
-    """Compute the percentiles of each time by its name in ``Load``; those of ``itl_ms`` are over all gaps."""
-    return {
-        "ttft_ms": percentiles([request.ttft_ms for request in requests]),
-        "tpot_ms": percentiles([request.tpot_ms for request in requests]),
-        "e2el_ms": percentiles([request.e2el_ms for request in requests]),
-        "itl_ms": percentiles([gap for request in requests for gap in request.itl_ms]),
-    }
-
-
 def percentiles(values: Sequence[float]) -> Percentiles:
     """Compute mean and percentiles; zeros where there are no values (an answer of one token has no gaps)."""
-    import numpy as np
-
     values = values or [0.0]
     p50, p95, p99 = map(float, np.percentile(values, [50, 95, 99]))
     return Percentiles(mean=fmean(values), p50=p50, p95=p95, p99=p99)
@@ -140,8 +128,9 @@ def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
     ``metrics`` stays as lm-eval reported it, and so does the interval of a group's accuracy, which lm-eval pools from
     the standard errors of its tasks.
     """
-    answers = [item for item in samples.accuracy if item.task == score.task]
-    texts = [item for item in samples.perplexity if item.task == score.task]
+    items = [item for item in samples.items if item.task == score.task]
+    answers = [item for item in items if isinstance(item, AccuracyItem)]
+    texts = [item for item in items if isinstance(item, PerplexityItem)]
     if score.kind == "accuracy" and answers:
         values = [item.correct for item in answers]
         value = fmean(values, [item.weight for item in answers])
@@ -162,8 +151,6 @@ def task_score(score: TaskScore, samples: Samples) -> TaskScore | None:
 def bits_per_byte_interval(items: Sequence[PerplexityItem]) -> tuple[float, float]:
     """Compute the 95 % interval of the corpus's bits per byte, for which lm-eval gives no standard error: seeded
     percentile bootstrap over documents (Efron 1979)."""
-    import numpy as np
-
     loglikelihoods = np.array([item.loglikelihood * item.weight for item in items])
     sizes = np.array([item.bytes * item.weight for item in items])
     drawn = np.random.default_rng(SEED).integers(len(sizes), size=(RESAMPLES, len(sizes)))

@@ -10,10 +10,11 @@ held_out     the next-token distributions at each position of one held-out docum
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -45,6 +46,10 @@ class _OfRun(_Line):
     """The round or trial over all starts, from 0."""
     gpus: int | None = None
     """The GPUs of the server, only where they are fewer than those on which all variants were measured."""
+
+    @property
+    def of_run(self) -> tuple[object, ...]:
+        return self.gpus, self.phase, self.restart, self.number
 
 
 class LoadRun(_OfRun):
@@ -89,6 +94,10 @@ class _OfTask(_Line):
     """How much the item counts in the score of its group."""
     cluster: str | None = None
     """What the item shares with others of its task, such as a text; None in older samples."""
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        return self.task, self.subtask, self.doc_id
 
 
 class AccuracyItem(_OfTask):
@@ -137,35 +146,43 @@ class LoadSamples:
 
 
 @dataclass(frozen=True)
-class Samples:
+class StartLoad:
+    """The load of one start of a server, or of several, each run in the order of its number."""
+
+    rounds: tuple[LoadSamples, ...] = ()
+    trials: tuple[LoadSamples, ...] = ()
+
+    def plus(self, later: StartLoad) -> Self:
+        """Add the load of later starts."""
+        return replace(self, rounds=self.rounds + later.rounds, trials=self.trials + later.trials)
+
+    def of_start(self, restart: int) -> StartLoad:
+        """Select the load of one start."""
+        return StartLoad(
+            tuple(run for run in self.rounds if run.run.restart == restart),
+            tuple(run for run in self.trials if run.run.restart == restart),
+        )
+
+
+@dataclass(frozen=True)
+class Samples(StartLoad):
     """Everything that was measured of one variant."""
 
-    rounds: tuple[LoadSamples, ...]
-    """In the order of their numbers."""
-    accuracy: tuple[AccuracyItem, ...]
-    perplexity: tuple[PerplexityItem, ...]
-    held_out: tuple[HeldOutDocument, ...]
-    trials: tuple[LoadSamples, ...] = ()
-    """In the order of their numbers."""
-    smaller_rounds: tuple[LoadSamples, ...] = ()
-    smaller_trials: tuple[LoadSamples, ...] = ()
-    """Those on fewer GPUs (``Evaluation.smaller``)."""
+    items: tuple[Item, ...] = ()
+    held_out: tuple[HeldOutDocument, ...] = ()
+    smaller: StartLoad = StartLoad()
+    """The load on fewer GPUs (``Evaluation.smaller``)."""
 
     @property
-    def items(self) -> tuple[Item, ...]:
-        return (*self.accuracy, *self.perplexity)
-
-    def of_start(self, restart: int) -> tuple[list[LoadSamples], list[LoadSamples]]:
-        """Select the rounds and the trials of one start of the server."""
-        rounds, trials = ([run for run in runs if run.run.restart == restart] for runs in (self.rounds, self.trials))
-        return rounds, trials
+    def runs(self) -> tuple[LoadSamples, ...]:
+        return self.rounds + self.trials + self.smaller.rounds + self.smaller.trials
 
     def lines(self) -> Iterator[_Line]:
         """Yield every line but the head."""
-        for run in (*self.rounds, *self.trials, *self.smaller_rounds, *self.smaller_trials):
+        for run in self.runs:
             yield run.run
             yield from run.requests
-        yield from self.items
+        yield from sorted(self.items, key=lambda item: item.kind)
         yield from self.held_out
 
 
@@ -181,12 +198,8 @@ def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
 
 
 def read_samples(path: Path, evaluation: Evaluation) -> Samples:
-    """Read the samples that *evaluation* was computed from.
-
-    Raises:
-        DamagedModel: the file is missing, holds a line that is none of ours, belongs to another evaluation, or lacks a
-            round or the requests of a run.
-    """
+    """Read the samples that *evaluation* was computed from. Raise DamagedModel if the file is missing, holds a line
+    that is none of ours, belongs to another evaluation, or lacks a round or the requests of a run."""
     try:
         head, *lines = _parsed(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -194,14 +207,9 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
         raise DamagedModel(f"the raw samples {path} cannot be read: {why}", hint=MEASURE_AGAIN) from error
     if not isinstance(head, Head) or head.evaluation != evaluation.key:
         raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
-    runs = sorted(_runs(lines), key=lambda run: run.run.number)
-    rounds, trials, smaller_rounds, smaller_trials = (
-        tuple(run for run in runs if (run.run.phase, run.run.gpus is not None) == (phase, smaller))
-        for smaller in (False, True)
-        for phase in ("round", "trial")
-    )
-    read, measured = len(rounds) + len(smaller_rounds), len(evaluation.rounds)
-    measured += len(evaluation.smaller.rounds) if evaluation.smaller else 0
+    runs = _runs(lines)
+    read = sum(run.run.phase == "round" for run in runs)
+    measured = len(evaluation.rounds) + (len(evaluation.smaller.rounds) if evaluation.smaller else 0)
     if read != measured:
         raise DamagedModel(
             f"the raw samples {path} hold {read} rounds, but {measured} were measured", hint=MEASURE_AGAIN
@@ -209,13 +217,10 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
     if not all(run.requests or run.run.held is False for run in runs):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
     return Samples(
-        rounds=rounds,
-        accuracy=tuple(line for line in lines if isinstance(line, AccuracyItem)),
-        perplexity=tuple(line for line in lines if isinstance(line, PerplexityItem)),
+        **vars(_load([run for run in runs if run.run.gpus is None])),
+        items=tuple(line for line in lines if isinstance(line, Item)),
         held_out=tuple(line for line in lines if isinstance(line, HeldOutDocument)),
-        trials=trials,
-        smaller_rounds=smaller_rounds,
-        smaller_trials=smaller_trials,
+        smaller=_load([run for run in runs if run.run.gpus is not None]),
     )
 
 
@@ -230,13 +235,15 @@ def _parsed(content: bytes) -> Iterator[Line]:
 
 
 def _runs(lines: list[Line]) -> list[LoadSamples]:
-    """Pair the runs with their requests, in the order of the file."""
-    requests: dict[tuple[object, ...], list[TimedRequest]] = {}
+    """Pair the runs with their requests, in the order of their numbers."""
+    requests: dict[tuple[object, ...], list[TimedRequest]] = defaultdict(list)
     for line in lines:
         if isinstance(line, TimedRequest):
-            requests.setdefault(_run_of(line), []).append(line)
-    return [LoadSamples(line, tuple(requests.get(_run_of(line), ()))) for line in lines if isinstance(line, LoadRun)]
+            requests[line.of_run].append(line)
+    runs = [LoadSamples(line, tuple(requests[line.of_run])) for line in lines if isinstance(line, LoadRun)]
+    return sorted(runs, key=lambda run: run.run.number)
 
 
-def _run_of(line: _OfRun) -> tuple[object, ...]:
-    return line.gpus, line.phase, line.restart, line.number
+def _load(runs: list[LoadSamples]) -> StartLoad:
+    rounds, trials = (tuple(run for run in runs if run.run.phase == phase) for phase in ("round", "trial"))
+    return StartLoad(rounds, trials)

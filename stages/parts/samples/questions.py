@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from stages.parts.samples.lines import Item, Samples
+import numpy as np
 
-if TYPE_CHECKING:
-    from scoring.items import Items
+from scoring.items import Items
+from stages.parts.samples.lines import AccuracyItem, Item, PerplexityItem, Samples
 
-Questions = Mapping[str, Mapping[str, "Items"]]
+Questions = Mapping[str, Mapping[str, Items]]
 """The items of each task, by variant and task."""
 
 
@@ -22,42 +21,27 @@ def questions(samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
 
 
 def items_of(samples: Samples, *, hashed: bool) -> dict[str, Items]:
-    """Collect the items of each task; for a group of tasks, the items of its tasks.
+    """Collect the items of each task; for a group of tasks, the items of its tasks. *hashed*: whether a document's hash
+    is part of an item's name."""
+    by_task: dict[str, list[Item]] = {}
+    for item in sorted(samples.items, key=lambda item: item.kind):
+        by_task.setdefault(item.task, []).append(item)
+    return {task: _items(sorted(items, key=lambda item: item.place), hashed=hashed) for task, items in by_task.items()}
 
-    Args:
-        hashed: whether a document's hash is part of an item's name.
-    """
-    import numpy as np
 
-    from scoring.items import Items
-
-    tasks: dict[str, Items] = {}
-    for task in dict.fromkeys(item.task for item in samples.accuracy):
-        answers = sorted((item for item in samples.accuracy if item.task == task), key=_place)
+def _items(items: list[Item], *, hashed: bool) -> Items:
+    names = tuple(
+        " ".join(map(str, (item.subtask, item.doc_id, *([item.doc_hash] if hashed else [])))) for item in items
+    )
+    clusters = None
+    if any(item.cluster for item in items):
+        clusters = tuple(item.cluster or name for item, name in zip(items, names, strict=True))
+    answers = [item for item in items if isinstance(item, AccuracyItem)]
+    if answers:
         weights = np.array([item.weight for item in answers])
-        names = _names(answers, hashed)
-        correct, clusters = np.array([item.correct for item in answers]), _clusters(answers, names)
-        tasks[task] = Items(correct, None, weights if (weights != 1).any() else None, names, clusters)
-    for task in dict.fromkeys(item.task for item in samples.perplexity):
-        texts = sorted((item for item in samples.perplexity if item.task == task), key=_place)
-        # A text counts by its bytes.
-        nats = np.array([item.loglikelihood * item.weight for item in texts])
-        sizes = np.array([item.bytes * item.weight for item in texts])
-        names = _names(texts, hashed)
-        tasks[task] = Items(nats, sizes, None, names, _clusters(texts, names))
-    return tasks
-
-
-def _place(item: Item) -> tuple[str, int]:
-    return item.subtask, item.doc_id
-
-
-def _names(items: Sequence[Item], hashed: bool) -> tuple[str, ...]:
-    return tuple(" ".join(map(str, (*_place(item), *([item.doc_hash] if hashed else [])))) for item in items)
-
-
-def _clusters(items: Sequence[Item], names: Sequence[str]) -> tuple[str, ...] | None:
-    """Name the cluster of each item; one without a cluster is one by itself."""
-    if not any(item.cluster for item in items):
-        return None
-    return tuple(item.cluster or name for item, name in zip(items, names, strict=True))
+        correct = np.array([item.correct for item in answers])
+        return Items(correct, None, weights if (weights != 1).any() else None, names, clusters)
+    texts = [item for item in items if isinstance(item, PerplexityItem)]
+    # A text counts by its bytes.
+    nats = np.array([item.loglikelihood * item.weight for item in texts])
+    return Items(nats, np.array([item.bytes * item.weight for item in texts]), None, names, clusters)

@@ -25,7 +25,7 @@ def table(samples: Mapping[str, Samples]) -> pd.DataFrame:
 
 
 def _rows(samples: Samples) -> Iterator[dict[str, Any]]:
-    for run in (*samples.rounds, *samples.trials, *samples.smaller_rounds, *samples.smaller_trials):
+    for run in samples.runs:
         load = run.run.model_dump(include={"rate_per_s", "concurrency"})
         for request in run.requests:
             yield request.model_dump(exclude={"itl_ms"}) | load

@@ -125,13 +125,11 @@ def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
     vLLM chooses.
 
     vLLM itself would bind the threads of every server to the same cores, where they starve each other by turns. A
-    release and its canary have half of the cores each, which their replicas share out. An evaluation gets as many cores
-    as a replica will. vLLM chooses in two cases: in a pod, which has only one server; and with tensor parallelism,
-    which uses a NUMA node for each part.
-
-    A server of one thread runs the model in the process of its scheduler and is not bound. vLLM's default on CPUs, a
-    worker process, waits for the scheduler and is waited for by calling sched_yield without end. On two cores the
-    pair takes half of the speed, and keeps all other processes, clients too, waiting for up to seconds.
+    release and its canary have half of the cores each, which their replicas share out; an evaluation gets as many as a
+    replica will. vLLM chooses in a pod, which has only one server, and with tensor parallelism, which uses a NUMA node
+    for each part. A server of one thread runs the model in the process of its scheduler and is not bound: vLLM's worker
+    process and its scheduler wait for each other by calling sched_yield without end, which on two cores takes half of
+    the speed and keeps all other processes, clients too, waiting for up to seconds.
     """
     if binding := os.environ.get(BINDING):
         return binding

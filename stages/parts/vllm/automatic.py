@@ -12,6 +12,7 @@ from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.layout import Demand, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.storage import HALF
+from scoring.capacity.weights import stored_bytes, with_stored
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
@@ -24,8 +25,16 @@ from stages.parts.machine.hardware import gpus, hardware, query_gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
-from stages.parts.vllm.host import CLIENT_BYTES, SERVER_BYTES, gpu_memory_bytes, shared_bytes, startup_s
-from stages.parts.vllm.sizing import SizedModel, cpu_cache_rules, memory_settings, why_not_planned
+from stages.parts.vllm.sizing import (
+    CLIENT_BYTES,
+    SERVER_BYTES,
+    cpu_cache_rules,
+    gpu_memory_bytes,
+    memory_settings,
+    shared_bytes,
+    startup_s,
+    why_not_planned,
+)
 
 WEIGHTS_SHARE: Final = 0.85
 """The most of the memory that weights should take where nothing else can be calculated."""
@@ -80,10 +89,10 @@ class Requirements:
             concurrency=self.workload.concurrency if self.workload else 1,
         )
 
-    def bytes_of(self, model: SizedModel, variant: str) -> int:
-        return model.stored_bytes(variant, self.optimize.group_size)
+    def bytes_of(self, model: Architecture, variant: str) -> int:
+        return stored_bytes(model, storage_of(variant, self.optimize.group_size))
 
-    def bytes_of_all(self, model: SizedModel) -> int:
+    def bytes_of_all(self, model: Architecture) -> int:
         return sum(self.bytes_of(model, variant) for variant in self.optimize.variants)
 
 
@@ -108,7 +117,7 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
     if why := why_not_planned(required.serving, on_gpu=place.accelerator is not None):
         return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:
-        model = SizedModel.of(described.config, described.parameters)
+        model = with_stored(read_architecture(described.config), described.parameters)
         if place.accelerator:
             return _on_gpus(model, required, place, place.accelerator, described.model)
         return _on_cpu(model, required, place, described.model)
@@ -126,12 +135,13 @@ def refuse_contradictions(described: Description, required: Requirements) -> Non
     _refuse(list(contradictions(model, required.demand(model))), described.model)
 
 
-def _on_gpus(model: SizedModel, required: Requirements, place: Place, accelerator: Accelerator, source: str) -> Decided:
-    architecture, serving = model.architecture, required.serving
-    demand = required.demand(architecture)
-    layout = choose_layout(architecture, model.parameters, accelerator, place.gpus, memory_settings(serving), demand)
+def _on_gpus(
+    model: Architecture, required: Requirements, place: Place, accelerator: Accelerator, source: str
+) -> Decided:
+    serving, demand = required.serving, required.demand(model)
+    layout = choose_layout(model, accelerator, place.gpus, memory_settings(serving), demand)
     size = layout.tensor_parallel_size
-    mistakes = list(contradictions(architecture, demand))
+    mistakes = list(contradictions(model, demand))
     if size > place.gpus:
         mistakes.append(f"tensor_parallel_size {size}: one server may have {place.gpus} GPUs")
     named = " ".join(mistakes)
@@ -139,7 +149,7 @@ def _on_gpus(model: SizedModel, required: Requirements, place: Place, accelerato
     notes = _notes_on_queueing(layout.requests, demand, serving)
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     reasons = {
-        variant: left_out(architecture, storage_of(variant, required.optimize.group_size), size)
+        variant: left_out(model, storage_of(variant, required.optimize.group_size), size)
         for variant in required.optimize.variants
         if variant != REFERENCE
     }
@@ -153,16 +163,15 @@ def _on_gpus(model: SizedModel, required: Requirements, place: Place, accelerato
     )
 
 
-def _on_cpu(model: SizedModel, required: Requirements, place: Place, source: str) -> Decided:
-    architecture, serving = model.architecture, required.serving
-    demand = required.demand(architecture)
+def _on_cpu(model: Architecture, required: Requirements, place: Place, source: str) -> Decided:
+    serving, demand = required.serving, required.demand(model)
     size = demand.tensor_parallel_size or 1
     value_bytes = BYTES[place.dtype if serving.dtype == "auto" else serving.dtype]
-    rules = replace(cpu_cache_rules(architecture), tensor_parallel_size=size, value_bytes=value_bytes)
-    cache, cache_bytes = cache_layout(architecture, rules), (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    rules = replace(cpu_cache_rules(model), tensor_parallel_size=size, value_bytes=value_bytes)
+    cache, cache_bytes = cache_layout(model, rules), (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
     longest = cache.longest(cache_bytes)
-    least = min(demand.context or max(demand.longest_request, 1), architecture.longest_context)
-    mistakes = list(contradictions(architecture, demand))
+    least = min(demand.context or max(demand.longest_request, 1), model.longest_context)
+    mistakes = list(contradictions(model, demand))
     if longest < least:
         mistakes.append(
             f"a KV cache of {cache_bytes // MIB:,} MiB has room for {longest:,} of {least:,} tokens of context: "
@@ -181,7 +190,7 @@ def _on_cpu(model: SizedModel, required: Requirements, place: Place, source: str
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     servers_bytes = len(required.optimize.variants) * (SERVER_BYTES + cache_bytes)
     return Decided(
-        serving=_pinned(serving, size, demand.context or rounded_context(longest, architecture), all_bytes),
+        serving=_pinned(serving, size, demand.context or rounded_context(longest, model), all_bytes),
         gpus=0,
         memory_bytes=CLIENT_BYTES + servers_bytes + all_bytes + (loaded_bytes - reference_bytes),
         shared_bytes=shared_bytes(0),

@@ -9,6 +9,7 @@ import json
 import os
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -80,6 +81,28 @@ def credentials(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
+@dataclass(frozen=True)
+class Access:
+    """How clients reach a served model."""
+
+    url: str
+    """Base URL, without ``/v1``."""
+    model: str
+    api_key: str = ""
+    via: str = ""
+    """Base URL to send requests to instead, where the host name in *url* can't be resolved; it is sent as the Host
+    header."""
+    certificate: str | None = None
+    """See ``trusting``."""
+
+    def at(self, path: str) -> str:
+        return f"{(self.via or self.url).rstrip('/')}{path}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return credentials(self.api_key) | ({"Host": urlsplit(self.url).netloc} if self.via else {})
+
+
 def read_metrics(url: str, name: str) -> str:
     """Read the metrics of the server called *name* at a base URL."""
     try:
@@ -97,11 +120,8 @@ def healthy(url: str, certificate: str | None = None) -> bool:
 
 
 def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, certificate: str | None = None) -> str:
-    """One token of a real completion, which only a complete, loaded model gives.
-
-    Raises:
-        ServerFailed: there was no answer, or no valid one.
-    """
+    """One token of a real completion, which only a complete, loaded model gives. Raise ServerFailed if there was no
+    answer, or no valid one."""
     body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     try:
         headers = credentials(api_key)
@@ -117,11 +137,8 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, c
 
 
 def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -> bool:
-    """Whether it completes a chat; False: not at the moment.
-
-    Raises:
-        ServerFailed: it refuses: its chat template is missing or broken, which will not change.
-    """
+    """Whether it completes a chat; False: not at the moment. Raise ServerFailed if it refuses: its chat template is
+    missing or broken, which will not change."""
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
     try:
         reply = http().post(f"{url}/v1/chat/completions", json=body, headers=credentials(api_key), timeout=timeout_s)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import NotSizeable
+from scoring.capacity.architecture import Architecture, NotSizeable
+from scoring.capacity.families import read_architecture
 from scoring.capacity.layout import certain_reasons, powers_of_two, surely_fits
 from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
 from scoring.capacity.storage import HALF, Storage
+from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.formats import FORMATS, storage_of
@@ -21,14 +23,14 @@ from stages.parts.machine.hardware import query_gpus
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.automatic import place_here
-from stages.parts.vllm.sizing import SizedModel, memory_settings, places_weights_otherwise, why_not_planned
+from stages.parts.vllm.sizing import memory_settings, places_weights_otherwise, why_not_planned
 
 
 @dataclass(frozen=True)
 class PlacedVariant:
     """A variant whose memory on this machine's GPUs can be calculated."""
 
-    model: SizedModel
+    model: Architecture
     storage: Storage
     accelerator: Accelerator
     settings: MemorySettings
@@ -37,9 +39,8 @@ class PlacedVariant:
 
     def on(self, size: int) -> Fit | None:
         """Calculate whether it fits on *size* GPUs; None if the model's KV cache can't be calculated."""
-        architecture, parameters = self.model.architecture, self.model.parameters
         with contextlib.suppress(NotSizeable):
-            return fit(architecture, parameters, self.storage, self.accelerator, Parallelism(size), self.settings)
+            return fit(self.model, self.storage, self.accelerator, Parallelism(size), self.settings)
         return None
 
     def fewest(self, below: int | None = None) -> int | None:
@@ -84,18 +85,12 @@ def _placed(directory: Path, settings: Serving) -> PlacedVariant | None:
         variant = Variant.read(directory / VARIANT)
         if variant is None or variant.method not in FORMATS:
             return None
-        model = SizedModel.of(json.loads((directory / CONFIG).read_bytes()))
-        group_size = variant.group_size
+        model = read_architecture(json.loads((directory / CONFIG).read_bytes()))
+        storage = storage_of(variant.method, variant.group_size)
         # What config.json does not describe, such as the part for images, is in the files all the same.
-        undescribed = max(0, variant.weights_bytes - model.stored_bytes(variant.method, group_size)) // HALF
-        parameters = model.parameters.model_copy(update={"other": undescribed})
-        return PlacedVariant(
-            model=replace(model, parameters=parameters),
-            storage=storage_of(variant.method, group_size),
-            accelerator=place.accelerator,
-            settings=memory_settings(settings, settings.max_model_len or model.architecture.longest_context),
-            gpus=place.gpus,
-        )
+        model = replace(model, other=max(0, variant.weights_bytes - stored_bytes(model, storage)) // HALF)
+        needed = memory_settings(settings, settings.max_model_len or model.longest_context)
+        return PlacedVariant(model, storage, place.accelerator, needed, place.gpus)
     return None
 
 

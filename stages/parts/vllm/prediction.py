@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scoring.capacity.accelerator import Accelerator
-from scoring.capacity.architecture import NotSizeable
+from scoring.capacity.architecture import Architecture, NotSizeable
+from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.memory import MemorySettings, Parallelism, fit
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
+from scoring.capacity.weights import stored_bytes, with_stored
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS, storage_of
 from stages.parts.base.store import ModelStore
@@ -22,7 +24,7 @@ from stages.parts.model.description import describe_directory
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import GPU_ARGUMENT
-from stages.parts.vllm.sizing import SizedModel, cpu_cache_rules
+from stages.parts.vllm.sizing import cpu_cache_rules
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,23 @@ class Prediction:
     accelerator: str | None
 
 
-def sized(store: ModelStore) -> SizedModel | None:
+def sized(store: ModelStore) -> Architecture | None:
     """Read the model in ``base/``; None if it is not there or can't be sized."""
     try:
         described = describe_directory(store.base, str(store.base))
-        return SizedModel.of(described.config, described.parameters)
+        return with_stored(read_architecture(described.config), described.parameters)
     except (SlipwayError, NotSizeable, OSError):
         return None
 
 
 def predict(
-    base: SizedModel, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
+    model: Architecture, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
 ) -> Prediction | None:
     """Predict an evaluation; None for a method whose sizes are not known, NotSizeable for such a KV cache."""
     if variant.method not in FORMATS:
         return None
-    model, weights = base.architecture, base.stored_bytes(variant.method, variant.group_size)
-    arguments = evaluation.engine.arguments
+    storage, arguments = storage_of(variant.method, variant.group_size), evaluation.engine.arguments
+    weights = stored_bytes(model, storage)
     settings = MemorySettings(
         context=int(_value(arguments, "--max-model-len", model.longest_context)),
         utilization=_value(arguments, GPU_ARGUMENT, MemorySettings.utilization),
@@ -70,9 +72,8 @@ def predict(
     parallelism = Parallelism(
         int(_value(arguments, "--tensor-parallel-size", 1)), int(_value(arguments, "--pipeline-parallel-size", 1))
     )
-    storage = storage_of(variant.method, variant.group_size)
-    fitted = fit(model, base.parameters, storage, accelerators[accelerator], parallelism, settings)
-    roofline = Roofline(model, base.parameters, storage, accelerators[accelerator], parallelism)
+    fitted = fit(model, storage, accelerators[accelerator], parallelism, settings)
+    roofline = Roofline(model, storage, accelerators[accelerator], parallelism)
     load = evaluation.load
     requests = Requests(max(1, load.prompt_tokens // load.requests), max(1, load.output_tokens // load.requests))
     return Prediction(
@@ -108,14 +109,14 @@ def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[
     """Read the evaluations on GPUs of the catalogue, with their predictions."""
     for folder in sorted(root.glob("*--*/evaluations")):
         store = ModelStore(root, folder.parent.name.replace("--", "/", 1))
-        base: SizedModel | None = None
+        model: Architecture | None = None
         for path in sorted(folder.glob("*.json")):
             with contextlib.suppress(SlipwayError, NotSizeable):
                 evaluation, variant = Evaluation.read(path), Variant.read(store.optimized(path.stem) / VARIANT)
                 if not (evaluation and variant and evaluation.hardware.gpus):
                     continue
-                base = base or sized(store)
-                if base and (prediction := predict(base, evaluation, variant, accelerators)):
+                model = model or sized(store)
+                if model and (prediction := predict(model, evaluation, variant, accelerators)):
                     yield evaluation, prediction
 
 

@@ -7,13 +7,14 @@ They need only plain HTTP on a base URL, so that a rollout can ask any server wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
-from scoring.probes import Compared, agreement, common_prefix, compared
+from scoring.probes import compared
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.records.evaluation import Probe
-from stages.parts.vllm.completions import complete, given, no_answer
+from stages.parts.vllm.client import Access
+from stages.parts.vllm.completions import complete, given, usable
 
 PROMPTS: Final = (
     "The capital of France is",
@@ -26,52 +27,30 @@ PROMPTS: Final = (
     "Monday, Tuesday, Wednesday,",
 )
 ANSWER_TOKENS: Final = 16
-ANOTHER_QUESTION: Final = Compared(likeness=0.0, consistency=0.0, same_tokens=0)
-"""The prompt is no longer tokenized as when it was recorded."""
 
 
-@dataclass(frozen=True)
-class ProbeCheck:
-    """How a server's answers compare with recorded ones."""
-
-    probes: tuple[Compared, ...]
-
-    @property
-    def agreement(self) -> float:
-        """0–1, where 1 is the same; see ``scoring.probes``."""
-        return agreement(self.probes)
+def record_probes(access: Access) -> tuple[Probe, ...]:
+    """Ask for the model's greedy answers to ``PROMPTS``."""
+    return _answers(access, PROMPTS, ANSWER_TOKENS)
 
 
-def record_probes(url: str, model: str, api_key: str = "") -> tuple[Probe, ...]:
-    """Ask for the model's greedy answers to ``PROMPTS``. Raises: ServerFailed, TransientError: as ``complete``."""
-    return _answers(url, model, api_key, PROMPTS, ANSWER_TOKENS)
-
-
-def check_probes(url: str, model: str, api_key: str, recorded: Sequence[Probe]) -> ProbeCheck:
-    """Ask the recorded questions again and compare the answers; this takes two requests.
-
-    Raises:
-        MeasurementFailed: there are no recorded answers to compare with.
-        ServerFailed, TransientError: as ``complete``.
-    """
+def check_probes(access: Access, recorded: Sequence[Probe]) -> float:
+    """Ask the recorded questions again, in two requests, and return how far the answers agree: 0–1, where 1 is the same
+    (``scoring.probes``). Raises MeasurementFailed if there are no recorded answers."""
     if not recorded:
         raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
     most = max(len(probe.token_ids) for probe in recorded)
-    answers = _answers(url, model, api_key, [probe.prompt for probe in recorded], most)
+    answers = _answers(access, [probe.prompt for probe in recorded], most)
     texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
-    read = complete(url, model, api_key, texts, max_tokens=1, prompt_logprobs=1)
-    try:
-        return ProbeCheck(tuple(map(_compared, recorded, answers, read[: len(recorded)], read[len(recorded) :])))
-    except (LookupError, TypeError, ValueError) as error:
-        raise no_answer(url, error) from error
+    read = complete(access, texts, max_tokens=1, prompt_logprobs=1)
+    with usable(access.url):
+        return fmean(map(_agreement, recorded, answers, read[: len(recorded)], read[len(recorded) :]))
 
 
-def _answers(url: str, model: str, api_key: str, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
+def _answers(access: Access, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
     # A model that ends its answer at once would give nothing to compare.
-    choices = complete(
-        url, model, api_key, prompts, max_tokens=tokens, ignore_eos=True, logprobs=1, return_token_ids=True
-    )
-    try:
+    choices = complete(access, prompts, max_tokens=tokens, ignore_eos=True, logprobs=1, return_token_ids=True)
+    with usable(access.url):
         return tuple(
             Probe(
                 prompt=prompt,
@@ -82,18 +61,15 @@ def _answers(url: str, model: str, api_key: str, prompts: Sequence[str], tokens:
             )
             for prompt, choice in zip(prompts, choices, strict=True)
         )
-    except (LookupError, TypeError, ValueError) as error:
-        raise no_answer(url, error) from error
 
 
-def _compared(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> Compared:
+def _agreement(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> float:
     """Args: read, read_answer: the probabilities that the server gives to the recorded text and to its own answer."""
     if answer.prompt_ids != recorded.prompt_ids:
-        return ANOTHER_QUESTION
+        return 0.0  # the prompt is no longer tokenized as when it was recorded
     recomputed, _ = _probabilities(recorded, read)
     answered, likeliest = _probabilities(answer, read_answer)
-    agreeing = common_prefix(recorded.token_ids, answer.token_ids)
-    return compared(recorded.logprobs, recomputed, answered, likeliest, agreeing)
+    return compared(recorded.logprobs, recomputed, answered, likeliest).agreement
 
 
 def _probabilities(probe: Probe, read: dict[str, Any]) -> tuple[list[float], list[float]]:

@@ -22,14 +22,8 @@ PROMPTS: Final = "vllm:request_prompt_tokens"
 TTFT: Final = "vllm:time_to_first_token_seconds"
 TPOT: Final = "vllm:request_time_per_output_token_seconds"
 METRICS: Final = (
-    REQUESTS,
-    OUTPUT_TOKENS,
-    f"{PROMPTS}_sum",
-    f"{PROMPTS}_count",
-    f"{TTFT}_bucket",
-    f"{TTFT}_sum",
-    f"{TPOT}_bucket",
-    f"{TPOT}_sum",
+    *(REQUESTS, OUTPUT_TOKENS, f"{PROMPTS}_sum", f"{PROMPTS}_count"),
+    *(f"{TTFT}_bucket", f"{TTFT}_sum", f"{TPOT}_bucket", f"{TPOT}_sum"),
 )
 """All series that are read."""
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"

@@ -35,7 +35,17 @@ from stages.parts.vllm.arguments import (
     environment,
     serves_on_gpu,
 )
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, LOOPBACK, SOCKET, answer, credentials, healthy, http, reachable
+from stages.parts.vllm.client import (
+    HEALTH_TIMEOUT_S,
+    LOOPBACK,
+    SOCKET,
+    Access,
+    answer,
+    credentials,
+    healthy,
+    http,
+    reachable,
+)
 from stages.parts.vllm.gpu_room import check_room
 from stages.parts.vllm.server_log import CRASH, CRASHES, ServerLog, error_in, last_line, signal_in
 from stages.parts.vllm.watch import EngineWatch
@@ -110,6 +120,10 @@ class Server:
     """Its output from its first answer on; while it starts, the same as *startup_log*."""
     ready_s: float = 0.0
     api_key: str = ""
+
+    @property
+    def access(self) -> Access:
+        return Access(self.url, self.name, self.api_key)
 
     def check_alive(self) -> None:
         """Check that its processes run. An API process without an engine, which may never end by itself, has failed.

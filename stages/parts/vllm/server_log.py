@@ -49,18 +49,15 @@ ENDED_BY: Final = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """How the engine serves, from its own log."""
+    """How the engine serves, from its own log: the fields that ``stages.parts.records.evaluation.Engine`` describes."""
 
     version: str
     dtype: str
     quantization: str | None
     kernel: str | None
-    """The kernel of the quantized layers; None if the weights are not quantized."""
     kv_cache_tokens: int
     fallbacks: tuple[str, ...] = ()
-    """Log lines about a slower code path that was taken instead of a better one."""
     cores: tuple[int, ...] = ()
-    """The cores that its threads are bound to; empty on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,16 @@
-"""Models whose memory can be calculated, and the settings on which it depends."""
+"""What a vLLM server needs, on GPUs and besides them: memory, shared memory, and time to start. With some settings that
+can't be calculated."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final
 
 from scoring.capacity.architecture import Architecture
-from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import CacheRules
 from scoring.capacity.memory import MemorySettings
-from scoring.capacity.weights import Parameters, count_parameters, stored_bytes
-from scoring.units import MIB
-from stages.parts.base.formats import storage_of
+from scoring.units import GIB, MIB
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.machine.processor import processor
 
@@ -27,23 +24,24 @@ CPU_LATENT_BLOCK_TOKENS: Final = 16
 """The CPU kernel for MLA has no other; the one with AMX has ``CPU_BLOCK_TOKENS``."""
 CPU_BATCHED_TOKENS: Final = 2048
 """``EngineArgs.get_batch_defaults`` for a server on a CPU, per process. It computes one batch at a time."""
-
-
-@dataclass(frozen=True)
-class SizedModel:
-    """A model of a known family."""
-
-    architecture: Architecture
-    parameters: Parameters
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], stored: int | None = None) -> Self:
-        """Read a config.json, or raise NotSizeable. *stored* is the checkpoint's count of parameters, if known."""
-        architecture = read_architecture(config)
-        return cls(architecture, count_parameters(architecture, stored))
-
-    def stored_bytes(self, variant: str, group_size: int) -> int:
-        return stored_bytes(self.architecture, self.parameters, storage_of(variant, group_size))
+SERVER_BYTES: Final = 5 * GIB // 2
+"""Memory of a vLLM server besides weights and KV cache: three Python processes with torch."""
+GPU_SERVER_BYTES: Final = 4 * GIB
+"""The same on GPUs, without the processes of the GPUs."""
+GPU_WORKER_BYTES: Final = 4 * GIB
+"""Memory of the process of each GPU: CUDA's libraries and context, NCCL, and buffers that GPUs read directly."""
+CLIENT_BYTES: Final = 4 * GIB
+"""Memory of the load generator and the quality tasks."""
+SHARED_BYTES: Final = 2 * GIB
+"""``/dev/shm`` per GPU, and once more: rings of messages between vLLM's processes (240 MiB each), and NCCL's buffers
+where GPUs can't read each other."""
+LOAD_BYTES_PER_S: Final = 100 * MIB
+"""The speed of a slow network volume."""
+START_S: Final = 300
+"""What a start takes besides reading weights: imports, compilation, CUDA graphs."""
+LEAST_S: Final = 900
+SLOWER: Final = 3
+"""How many times longer than measured a later start may take."""
 
 
 def memory_settings(serving: AskedServing, context: int = 0) -> MemorySettings:
@@ -76,3 +74,21 @@ def why_not_planned(serving: AskedServing, *, on_gpu: bool) -> str:
 
 def places_weights_otherwise(serving: AskedServing) -> bool:
     return bool(PLACING.search(" ".join(serving.extra_arguments).replace("_", "-")))
+
+
+def gpu_memory_bytes(weights_bytes: int, gpus: int) -> int:
+    """Estimate the memory for a server on that many GPUs, ``/dev/shm`` included.
+
+    Each GPU's process reads the whole files; with room for them in the page cache the volume is read once.
+    """
+    return GPU_SERVER_BYTES + gpus * GPU_WORKER_BYTES + shared_bytes(gpus) + weights_bytes
+
+
+def shared_bytes(gpus: int) -> int:
+    return SHARED_BYTES * (1 + gpus)
+
+
+def startup_s(weights_bytes: int, measured_s: float = 0.0) -> int:
+    """Estimate the time in seconds that a server may take from its start to its first answer; *measured_s* is what it
+    took elsewhere, 0 if that is not known."""
+    return math.ceil(max(LEAST_S, START_S + weights_bytes / LOAD_BYTES_PER_S, SLOWER * measured_s))

@@ -6,11 +6,10 @@ import json
 import time
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import httpx
 
-from stages.parts.vllm.client import credentials
+from stages.parts.vllm.client import Access
 
 RELEASE_HEADER: Final = "x-slipway-release"
 """The header that names the release which answered, if the answer came through the endpoint of one machine."""
@@ -19,29 +18,6 @@ VOCABULARY: Final = range(100, 1000)
 REQUEST_TIMEOUT_S: Final = 300.0
 DATA: Final = "data: "
 DONE: Final = "[DONE]"
-
-
-@dataclass(frozen=True)
-class Access:
-    """How clients reach a model's endpoint."""
-
-    url: str
-    """Base URL, without ``/v1``."""
-    model: str
-    api_key: str = ""
-    via: str = ""
-    """Base URL to send requests to instead, where the host name in *url* can't be resolved; it is sent as the Host
-    header."""
-    certificate: str | None = None
-    """See ``trusting``."""
-
-    @property
-    def completions_url(self) -> str:
-        return f"{(self.via or self.url).rstrip('/')}/v1/completions"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return credentials(self.api_key) | ({"Host": urlsplit(self.url).netloc} if self.via else {})
 
 
 @dataclass
@@ -72,18 +48,12 @@ def stream_completion(
     client: httpx.Client, access: Access, prompt: list[int], output_tokens: int, timeout_s: float = REQUEST_TIMEOUT_S
 ) -> Reply:
     """Send a completion of token ids, and read its stream. Whatever is not complete within *timeout_s* is an error."""
-    body = {
-        "model": access.model,
-        "prompt": prompt,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    body = {"model": access.model, "prompt": prompt, "max_tokens": output_tokens}
+    body |= {"temperature": 0, "ignore_eos": True, "stream": True}
     request = {"json": body, "headers": access.headers, "timeout": timeout_s}
     reply = Reply(sent_s=time.monotonic())
     try:
-        with client.stream("POST", access.completions_url, **request) as response:  # type: ignore[arg-type]
+        with client.stream("POST", access.at("/v1/completions"), **request) as response:  # type: ignore[arg-type]
             _read(response, reply, reply.sent_s + timeout_s)
     except httpx.HTTPError as error:
         reply.error = f"{type(error).__name__}: {error}"

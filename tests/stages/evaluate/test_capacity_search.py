@@ -14,9 +14,10 @@ import pytest
 
 from stages.evaluate import generator
 from stages.evaluate.bench import Call, Limits, LoadTarget, send
-from stages.evaluate.load import StartLoad
 from stages.evaluate.preloaded import Preloaded
 from stages.parts.base.workload import Slo, Workload
+from stages.parts.samples.capacity import mean_capacity_per_s
+from stages.parts.samples.lines import StartLoad
 from tests.extras import need
 from tests.serving import DEMO
 from tests.stages.evaluate.loading import load_start
@@ -114,7 +115,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StartLoad,
 
 def test_the_search_finds_the_capacity_of_a_server_with_a_known_one(found: tuple[StartLoad, Slots, LoadTarget]) -> None:
     load, _, _ = found
-    capacity = load.capacity_per_s()
+    capacity = mean_capacity_per_s(load)
     assert capacity is not None
     assert 0.7 * MOST_PER_S < capacity < 1.2 * MOST_PER_S
     assert load.rounds[0].run.rate_per_s == pytest.approx(0.7 * capacity)

@@ -13,11 +13,12 @@ import pytest
 
 from stages.evaluate import load
 from stages.evaluate.bench import Call, Limits, LoadTarget, command, lengths, timed_requests, write_requests
-from stages.evaluate.load import Loading, StartLoad, check_lengths
+from stages.evaluate.load import Loading, check_lengths
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Slo, Workload
-from stages.parts.samples.lines import TimedRequest
+from stages.parts.samples.capacity import mean_capacity_per_s
+from stages.parts.samples.lines import StartLoad, TimedRequest
 from tests.stages.evaluate.loading import load_start
 
 WORKLOAD = Workload(
@@ -178,7 +179,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_the_search_finds_the_rate_that_a_queue_can_serve(queue: Queue) -> None:
     """Four requests at a time of half a second each: 8 requests/s, and a little less with random arrivals."""
-    found = load_start(target(), 0).capacity_per_s()
+    found = mean_capacity_per_s(load_start(target(), 0))
     assert found is not None
     assert 5.5 < found < 8.5
 
@@ -186,13 +187,13 @@ def test_the_search_finds_the_rate_that_a_queue_can_serve(queue: Queue) -> None:
 def test_the_rounds_are_at_seventy_percent_of_the_reference_s_capacity_for_all_variants(queue: Queue) -> None:
     reference = load_start(target(), 0)
     rate = reference.rounds[0].run.rate_per_s
-    assert rate == pytest.approx(0.7 * (reference.capacity_per_s() or 0))
+    assert rate == pytest.approx(0.7 * (mean_capacity_per_s(reference) or 0))
     queue.slots = 6
     other = load_start(target(), 0, reference)
     again = load_start(target(), 1, reference, other)
     assert {each.run.rate_per_s for each in (*other.rounds, *again.rounds)} == {rate}
-    assert (other.capacity_per_s() or 0) > 1.3 * (reference.capacity_per_s() or 0)
-    assert (again.capacity_per_s() or 0) == pytest.approx(other.capacity_per_s() or 0, rel=0.2)
+    assert (mean_capacity_per_s(other) or 0) > 1.3 * (mean_capacity_per_s(reference) or 0)
+    assert (mean_capacity_per_s(again) or 0) == pytest.approx(mean_capacity_per_s(other) or 0, rel=0.2)
     assert [(each.run.restart, each.run.number) for each in again.rounds] == [(1, 1)]
 
 
@@ -216,7 +217,7 @@ def test_later_starts_begin_with_what_was_found_before(queue: Queue) -> None:
     before = len(queue.calls)
     later = load_start(target(), 1, first, first)
     assert len(later.trials) < len(first.trials)
-    capacity = first.capacity_per_s() or 0
+    capacity = mean_capacity_per_s(first) or 0
     assert all(capacity / 1.3 < (each.rate_per_s or 0) < 1.3 * capacity for each in queue.calls[before:-1])
 
 
@@ -252,7 +253,7 @@ def test_the_number_of_trials_is_bounded(queue: Queue) -> None:
 def test_a_rate_that_failed_once_is_tried_again_with_other_prompts_at_the_same_times(queue: Queue) -> None:
     reference = load_start(target(), 0)
     queue.slots = 6
-    undisturbed = load_start(target(), 0, reference).capacity_per_s()
+    undisturbed = mean_capacity_per_s(load_start(target(), 0, reference))
     before = len(queue.calls)
     queue.pauses = {before + 1}  # the first trial of a rate
     found = load_start(target(), 0, reference)
@@ -262,7 +263,7 @@ def test_a_rate_that_failed_once_is_tried_again_with_other_prompts_at_the_same_t
     failed, again = queue.calls[before + 1 : before + 3]
     assert (failed.seed, failed.rate_per_s) == (again.seed, again.rate_per_s)
     assert again.first >= failed.first + failed.requests
-    assert found.capacity_per_s() == pytest.approx(undisturbed, rel=0.1)
+    assert mean_capacity_per_s(found) == pytest.approx(undisturbed, rel=0.1)
 
 
 def test_a_pause_in_a_later_start_does_not_halve_what_an_earlier_one_found(queue: Queue) -> None:
@@ -270,7 +271,7 @@ def test_a_pause_in_a_later_start_does_not_halve_what_an_earlier_one_found(queue
     for paused in range(3):
         queue.pauses = {len(queue.calls) + paused}
         later = load_start(target(), 1, first, first)
-        assert later.capacity_per_s() == pytest.approx(first.capacity_per_s(), rel=0.25)
+        assert mean_capacity_per_s(later) == pytest.approx(mean_capacity_per_s(first), rel=0.25)
 
 
 def test_targets_that_hold_at_no_rate_are_named(queue: Queue) -> None:
@@ -289,7 +290,7 @@ def test_a_server_that_holds_a_low_rate_only_is_measured_beyond_the_number_of_tr
     queue.slots = 1
     found = load_start(few, 1, first, first)
     rated = [each for each in found.trials if each.run.rate_per_s]
-    assert found.capacity_per_s()
+    assert mean_capacity_per_s(found)
     assert len(rated) > 3
     assert [each.run.held for each in rated][-1]
 
@@ -312,7 +313,7 @@ def test_without_targets_the_saturated_server_is_measured(queue: Queue) -> None:
 
 
 def test_in_the_first_block_all_follow_the_pace_that_the_reference_s_search_has_shown(queue: Queue) -> None:
-    reference, other = Loading(target(), 0), Loading(target(), 0)
+    reference, other = (Loading(target(), 0, StartLoad(), StartLoad()) for _ in range(2))
     list(reference.search())
     queue.slots = 8
     list(other.search())
@@ -324,8 +325,8 @@ def test_in_the_first_block_all_follow_the_pace_that_the_reference_s_search_has_
     )
     assert first == second
     assert len(first) == 1
-    assert Loading(target(), 1, other.found).pace == reference.pace
+    assert Loading(target(), 1, other.found, StartLoad()).pace == reference.pace
 
 
 def test_without_trials_no_capacity_is_known() -> None:
-    assert StartLoad().capacity_per_s() is None
+    assert mean_capacity_per_s(StartLoad()) is None

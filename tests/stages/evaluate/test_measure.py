@@ -21,7 +21,7 @@ from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.samples.lines import read_samples
+from stages.parts.samples.lines import AccuracyItem, read_samples
 from stages.parts.vllm.arguments import BINDING
 from tests.extras import need
 from tests.samples import outcome, samples_path
@@ -147,7 +147,7 @@ def test_each_block_starts_every_server_once_in_an_order_that_rotates_with_the_s
     assert (found.looks[0], found.agreement) == (0.0, 1.0)
     samples = read_samples(samples_path(store, "b"), found)
     assert [(each.run.restart, each.run.number) for each in samples.rounds] == [(0, 0), (1, 1)]
-    assert {each.restart for each in samples.accuracy} == {0}
+    assert {each.restart for each in samples.items if isinstance(each, AccuracyItem)} == {0}
     assert found.schedule
     assert (found.schedule.ended, found.schedule.variants) == ("settled", ("b", "c", "fp16"))
     assert found.schedule == evaluation(store, "fp16").schedule

@@ -16,14 +16,15 @@ import pytest
 from stages.evaluate.items import items_of
 from stages.evaluate.quality import scores_of
 from stages.evaluate.questions import OWN, RECIPE, written
-from stages.evaluate.questions.data import DATA
 from stages.evaluate.questions.instructions import MIXED
 from stages.evaluate.questions.question import Served
 from stages.evaluate.questions.requests import SEED, Function, drawn, same, without_fence, written_calls
+from stages.evaluate.questions.sources import DATA
 from stages.parts.base.errors import ServerFailed
 from stages.parts.base.store import digest_of
 from stages.parts.model.corpora import read_documents
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem
+from stages.parts.vllm.client import Access
 from tests.demo.corpus import ngrams
 from tests.stages.evaluate.scripted import Said, ask, chat, model, prompt_of, scripted
 from tests.stages.parts.vllm.answering import Asked
@@ -181,7 +182,7 @@ def test_a_code_block_may_surround_an_answer_but_nothing_else_may() -> None:
 def test_the_questions_change_only_with_their_recipe(tmp_path: Path) -> None:
     """If this fails, raise ``RECIPE``: answers to the former questions must not be compared with new ones."""
     with scripted(0, recalled) as server:
-        served = Served(server.url, "m", model(tmp_path / "model"), 1024)
+        served = Served(Access(server.url, "m"), model(tmp_path / "model"), 1024)
         tasks = [task for name, task in OWN.items() if name not in DATA]
         asked = [each.digest for task in tasks for each in islice(task.questions(served), 50)]
         asked.append(digest_of(written.rows()[:MIXED]))

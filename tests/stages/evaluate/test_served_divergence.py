@@ -13,6 +13,7 @@ from stages.parts.base.settings import CONFIGS
 from stages.parts.base.workload import Workload
 from stages.parts.model.corpora import read_documents
 from stages.parts.samples.lines import HeldOutDocument
+from stages.parts.vllm.client import Access
 from tests.demo.corpus import ngrams
 from tests.stages.parts.vllm.answering import Answering, Asked
 
@@ -60,7 +61,7 @@ def measured(
     path = tmp_path / "text.jsonl"
     path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
     given = workload(divergence_text=str(path), **changed)
-    return measure_distributions(server.url, "m", "", given, 1024, chats=chats)
+    return measure_distributions(Access(server.url, "m"), given, 1024, chats=chats)
 
 
 def test_the_likeliest_tokens_of_each_position_are_kept_in_order(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scoring.capacity.families import read_architecture
-from scoring.capacity.weights import count_parameters, stored_bytes
+from scoring.capacity.weights import stored_bytes
 from stages.parts.base.formats import storage_of
 from stages.parts.model.safetensors import read_header
 from tests.stages.optimize.tiny import acquire, optimize
@@ -26,4 +26,4 @@ def test_a_variant_has_the_predicted_bytes(
     model = read_architecture(json.loads((tiny / "config.json").read_text()))
     headers = map(read_header, store.optimized(method).glob("*.safetensors"))
     written = sum(tensor.end - tensor.start for header in headers for tensor in header.values())
-    assert stored_bytes(model, count_parameters(model), storage_of(method, group_size)) == written
+    assert stored_bytes(model, storage_of(method, group_size)) == written

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from scoring.profile import Profile
+from scoring.results import divergence_measures
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.samples.divergence import divergence_measures, divergences
+from stages.parts.samples.evidence import divergences
 from stages.parts.samples.lines import Samples, read_samples, write_samples
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant

@@ -95,9 +95,9 @@ def hash_items(store: ModelStore, name: str, *, others: int = 0) -> None:
     samples = samples_of(store, name)
     hashed = tuple(
         each.model_copy(update={"doc_hash": f"{each.doc_id}{' of another text' * (each.doc_id < others)}"})
-        for each in samples.accuracy
+        for each in samples.items
     )
-    write_samples(samples_path(store, name), read(store, name).key, replace(samples, accuracy=hashed))
+    write_samples(samples_path(store, name), read(store, name).key, replace(samples, items=hashed))
 
 
 def test_items_of_the_same_number_but_of_another_document_are_different_questions(store):

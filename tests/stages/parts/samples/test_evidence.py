@@ -43,7 +43,7 @@ def block(number: int, *times_ms: float, tokens_per_s: float = 100.0) -> LoadSam
 def samples(*rounds: LoadSamples, right: int = 1600, items: int = ITEMS, likeliest: float = 0.7) -> Samples:
     answers = tuple(answer(item, correct=item < right) for item in range(items))
     texts = tuple(held_out(document, likeliest) for document in range(4))
-    return Samples(rounds=rounds, accuracy=answers, perplexity=(), held_out=texts)
+    return Samples(rounds=rounds, items=answers, held_out=texts)
 
 
 def measured(given: Samples, memory_bytes: float = 100.0, **others: Any) -> Measured:
@@ -154,7 +154,8 @@ def test_a_loss_on_one_of_two_tasks_is_enough() -> None:
             PerplexityItem(restart=0, task="text", doc_id=place, loglikelihood=nats * (100 + place), bytes=100 + place)
             for place in range(40)
         )
-        return replace(samples(), perplexity=texts)
+        given = samples()
+        return replace(given, items=given.items + texts)
 
     given = {"fp16": with_texts(-0.5), "worse": with_texts(-0.56)}
     losses = losses_of(given, "fp16", 0.03)["worse"]

@@ -36,12 +36,7 @@ FAST = one_round(1.0, request(100, 10), request(100, 20))
 
 
 def samples(*items: Item) -> Samples:
-    return Samples(
-        rounds=(),
-        accuracy=tuple(each for each in items if isinstance(each, AccuracyItem)),
-        perplexity=tuple(each for each in items if isinstance(each, PerplexityItem)),
-        held_out=(),
-    )
+    return Samples(items=items)
 
 
 def test_a_round_is_counted_and_divided_by_its_time():

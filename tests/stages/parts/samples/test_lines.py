@@ -71,12 +71,10 @@ TRIAL = LoadSamples(
 ENDED_EARLY = LoadSamples(TRIAL.run.model_copy(update={"number": 3, "rate_per_s": 50.0, "held": False}), ())
 SAMPLES = Samples(
     rounds=(FIRST,),
-    accuracy=(
+    items=(
         AccuracyItem(
             restart=0, task="demo_group", subtask="demo_few", doc_id=7, doc_hash="0c4b", weight=1.5, correct=1.0
         ),
-    ),
-    perplexity=(
         PerplexityItem(
             restart=0, task="demo_perplexity", doc_id=51, doc_hash="4dee", loglikelihood=-1324.5, bytes=1236
         ),

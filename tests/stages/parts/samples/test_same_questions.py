@@ -6,7 +6,7 @@ from tests.samples import answer
 
 
 def samples(*items: AccuracyItem) -> Samples:
-    return Samples(rounds=(), accuracy=items, perplexity=(), held_out=())
+    return Samples(items=items)
 
 
 def test_items_are_in_the_order_of_their_documents() -> None:

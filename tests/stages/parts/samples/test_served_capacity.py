@@ -21,7 +21,7 @@ from stages.parts.samples.capacity import (
     strain_of,
     throughput_of,
 )
-from stages.parts.samples.lines import LoadRun, LoadSamples, TimedRequest
+from stages.parts.samples.lines import LoadRun, LoadSamples, StartLoad, TimedRequest
 
 
 def request(ttft_ms: float, tpot_ms: float = 1.0, start_s: float = 0.0, tokens: int = 10) -> TimedRequest:
@@ -175,16 +175,18 @@ def test_variants_are_tried_at_the_same_rates_in_a_start_and_at_others_in_the_ne
 
 
 def test_the_throughput_of_a_start_is_its_capacity_in_tokens_of_the_rounds() -> None:
-    trials = [trial(0, 8, 50.0), trial(0, 16, 200.0)]
-    assert throughput_of([steady(0)], trials) == pytest.approx(8 * math.sqrt(2) * 10)
-    assert throughput_of([steady(0, 20)], trials) == pytest.approx(8 * math.sqrt(2) * 20)
-    assert throughput_of([steady(0)], []) == pytest.approx(70)
+    trials = (trial(0, 8, 50.0), trial(0, 16, 200.0))
+    assert throughput_of(StartLoad((steady(0),), trials)) == pytest.approx(8 * math.sqrt(2) * 10)
+    assert throughput_of(StartLoad((steady(0, 20),), trials)) == pytest.approx(8 * math.sqrt(2) * 20)
+    assert throughput_of(StartLoad((steady(0),))) == pytest.approx(70)
 
 
 def test_over_several_starts_the_capacity_has_an_interval() -> None:
     rates = [8.0, 8.2, 8.4]
-    trials = [each for start, rate in enumerate(rates) for each in (trial(start, rate, 100.0), trial(start, 9, None))]
-    found = capacity_of([steady(start) for start in range(3)], trials)
+    trials = tuple(
+        each for start, rate in enumerate(rates) for each in (trial(start, rate, 100.0), trial(start, 9, None))
+    )
+    found = capacity_of(StartLoad(tuple(steady(start) for start in range(3)), trials))
     assert found is not None
     assert found.starts == pytest.approx((80, 82, 84))
     assert found.requests_per_s == pytest.approx(math.exp(fmean(map(math.log, rates))))
@@ -193,7 +195,7 @@ def test_over_several_starts_the_capacity_has_an_interval() -> None:
     # Student's t with two degrees of freedom: 4.30 · 2.0 / √3.
     assert (found.low, found.high) == pytest.approx((82 - 5, 82 + 5), abs=0.2)
     assert [(each.rate_per_s, each.share, each.held) for each in found.trials][:2] == [(8, 1.0, True), (9, None, False)]
-    one = capacity_of([steady(0)], trials[:2])
+    one = capacity_of(StartLoad((steady(0),), trials[:2]))
     assert one is not None
     assert (one.low, one.high) == (None, None)
-    assert capacity_of([steady(0)], []) is None
+    assert capacity_of(StartLoad((steady(0),))) is None

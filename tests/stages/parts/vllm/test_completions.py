@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.vllm.client import Access
 from stages.parts.vllm.completions import complete, tokenize
 from tests.stages.parts.vllm.answering import Answering
 
@@ -15,7 +16,7 @@ CHOICES = {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}
 
 def test_answers_are_greedy_and_in_the_order_of_the_prompts() -> None:
     with Answering(lambda path, asked: (200, CHOICES)) as server:
-        found = complete(server.url, "m", "secret", ["one", "two"], max_tokens=4)
+        found = complete(Access(server.url, "m", "secret"), ["one", "two"], max_tokens=4)
     assert [each["text"] for each in found] == ["a", "b"]
     (asked,) = server.asked
     assert asked == {
@@ -31,7 +32,7 @@ def test_answers_are_greedy_and_in_the_order_of_the_prompts() -> None:
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_server_that_is_busy_or_not_reached_is_a_transient_error(status: int) -> None:
     with Answering(lambda path, asked: (status, {})) as server, pytest.raises(TransientError, match=str(status)):
-        complete(server.url, "m", "", ["one"])
+        complete(Access(server.url, "m"), ["one"])
 
 
 @pytest.mark.parametrize(
@@ -48,19 +49,19 @@ def test_a_server_that_is_busy_or_not_reached_is_a_transient_error(status: int) 
 )
 def test_a_refusal_and_an_invalid_answer_are_failures_of_the_server(status: int, body: Any, message: str) -> None:
     with Answering(lambda path, asked: (status, body)) as server, pytest.raises(ServerFailed, match=message):
-        complete(server.url, "m", "", ["one", "two"])
+        complete(Access(server.url, "m"), ["one", "two"])
 
 
 def test_a_refused_connection_is_a_transient_error() -> None:
     with Answering(lambda path, asked: (200, {})) as server:
         url = server.url
     with pytest.raises(TransientError, match="did not answer: ConnectError"):
-        tokenize(url, "m", "", "text")
+        tokenize(Access(url, "m"), "text")
 
 
 def test_a_server_s_refusal_is_shown_shortened_and_without_the_key() -> None:
     with Answering(lambda path, asked: (400, b"x" * 100_000)) as server, pytest.raises(ServerFailed) as raised:
-        tokenize(server.url, "m", "secret", "text")
+        tokenize(Access(server.url, "m", "secret"), "text")
     assert len(str(raised.value)) < 400
     assert "secret" not in raised.value.render()
 
@@ -70,4 +71,4 @@ def test_tokens_that_are_not_numbers_are_not_a_valid_answer() -> None:
         Answering(lambda path, asked: (200, {"tokens": ["one"]})) as server,
         pytest.raises(ServerFailed, match="usable"),
     ):
-        tokenize(server.url, "m", "", "text")
+        tokenize(Access(server.url, "m"), "text")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scoring.capacity.families import read_architecture
-from scoring.capacity.weights import count_parameters, stored_bytes
+from scoring.capacity.weights import stored_bytes
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import storage_of
@@ -35,7 +35,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         store = ModelStore(tmp_path / f"{gpu}-{gpus}-{model}-{more}", "org/name")
         record, config = variant(store, name, base(store)), PUBLISHED[model]["config"]
         architecture = read_architecture(config)
-        size = stored_bytes(architecture, count_parameters(architecture), storage_of(name, 128))
+        size = stored_bytes(architecture, storage_of(name, 128))
         record.model_copy(update={"weights_bytes": size + more}).write(store.optimized(name) / VARIANT)
         (store.optimized(name) / "config.json").write_text(json.dumps(config))
         return store.optimized(name)

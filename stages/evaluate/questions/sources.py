@@ -1,4 +1,5 @@
-"""The probability that a model gives to text that it was not calibrated with, in bits per byte."""
+"""What questions are made from besides our own words: data sets of the Hub, each at one commit, and texts that no model
+was calibrated with, of which the probability is asked, in bits per byte."""
 
 from __future__ import annotations
 
@@ -8,9 +9,19 @@ from typing import Final
 
 from stages.evaluate.questions.question import PLAIN, Choice, Question, Served
 from stages.parts.model.corpora import read_documents
+from stages.parts.model.hub import DatasetFile
 from stages.parts.vllm.completions import given
 
 KIND: Final = "held-out"
+IFEVAL: Final = DatasetFile("google/IFEval", "966cd89545d6b6acfd7638bc708b98261ca58e84", "ifeval_input_data.jsonl")
+DATA: Final = {
+    "gsm8k": DatasetFile(
+        "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee", "main/test-00000-of-00001.parquet"
+    ),
+    "ifeval": IFEVAL,
+    "instructions": IFEVAL,
+}
+"""What a task needs, by its name."""
 
 
 def of_text(name: str, served: Served) -> Iterator[Question]:
