@@ -53,11 +53,8 @@ class Family:
 
 
 def read_architecture(config: Config) -> Architecture:
-    """Read the architecture that a config.json describes; the text model's, if it has parts for images or sound.
-
-    Raises:
-        NotSizeable: the family is not known, or a field is missing or has an unusable value; the message names it.
-    """
+    """Read the architecture that a config.json describes; the text model's, if it has parts for images or sound. Raise
+    NotSizeable if the family is not known, or a field is missing or has an unusable value; the message names it."""
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise NotSizeable("text_config is not an object")

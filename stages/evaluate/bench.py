@@ -22,7 +22,7 @@ from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.workload import Workload
-from stages.parts.samples.lines import Phase, TimedRequest
+from stages.parts.samples.lines import TimedRequest
 from stages.parts.vllm.server import Server
 from stages.parts.vllm.server_log import ServerLog
 
@@ -188,14 +188,13 @@ def check_complete(result: Mapping[str, Any], requests: int) -> None:
 def _timed(result: dict[str, Any]) -> Iterator[TimedRequest]:
     columns = (result[name] for name in ("start_times", "ttfts", "itls", "input_lens", "output_lens"))
     first_s = min(result["start_times"], default=0.0)
-    phase: Phase = "round"
     for start_s, ttft_s, gaps_s, prompt, answer in zip(*columns, strict=True):
         rest_s = sum(gaps_s)
         yield TimedRequest(
             restart=0,
-            phase=phase,
+            phase="round",
             number=0,
-            start_s=round(_finite("start", start_s - first_s), 6),
+            start_s=round(start_s - first_s, 6),
             ttft_ms=_milliseconds("ttft", ttft_s),
             tpot_ms=_milliseconds("tpot", rest_s / max(1, answer - 1)),
             e2el_ms=_milliseconds("e2el", ttft_s + rest_s),
@@ -207,11 +206,6 @@ def _timed(result: dict[str, Any]) -> Iterator[TimedRequest]:
 
 def _milliseconds(name: str, seconds: float) -> float:
     """Convert seconds; ValueError if they are not finite."""
-    return round(1000 * _finite(name, seconds), 3)
-
-
-def _finite(name: str, value: float) -> float:
-    """Return *value*; ValueError if it is not finite."""
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}")
-    return value
+    if not math.isfinite(seconds):
+        raise ValueError(f"{name} is {seconds}")
+    return round(1000 * seconds, 3)

@@ -30,11 +30,8 @@ from stages.parts.machine.lock import alone
 def measure(
     store: ModelStore, conditions: Mapping[str, Conditions], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, Found]:
-    """Measure the variants, continuing what the store holds of them under the same conditions.
-
-    Raises:
-        ConfigError: the workload cannot be measured; this is found before anything is started.
-    """
+    """Measure the variants, continuing what the store holds of them under the same conditions. Raise ConfigError if the
+    workload cannot be measured; this is found before anything is started."""
     include_defaults = check_tasks(workload)
     first = store.optimized(next(iter(conditions)))
     trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None

@@ -109,11 +109,8 @@ def place_here(accelerators: Mapping[str, Accelerator], most_gpus: int | None = 
 def decide(described: Description, required: Requirements, place: Place) -> Decided:
     """Choose a number for every ``auto`` in the serving settings.
 
-    A model that can't be sized gets as many GPUs as its weights need, and its own longest context.
-
-    Raises:
-        ConfigError: settings contradict each other, the model or the hardware; every contradiction is named.
-    """
+    A model that can't be sized gets as many GPUs as its weights need, and its own longest context. Raise ConfigError if
+    settings contradict each other, the model or the hardware; every contradiction is named."""
     if why := why_not_planned(required.serving, on_gpu=place.accelerator is not None):
         return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:

@@ -60,11 +60,8 @@ def fewest_gpus(directory: Path, settings: Serving) -> int | None:
 
 def check_room(directory: Path, settings: Serving) -> None:
     """Refuse what surely does not fit; of a model that can't be sized, only the weights are checked. vLLM itself
-    reports what else does not fit.
-
-    Raises:
-        ConfigError: it needs more than ``tensor_parallel_size`` GPUs have; the hint says how many are enough.
-    """
+    reports what else does not fit. Raise ConfigError if it needs more than ``tensor_parallel_size`` GPUs have; the hint
+    says how many are enough."""
     variant = _placed(directory, settings)
     fitted = variant.on(settings.tensor_parallel_size) if variant else None
     if variant is None or fitted is None:
