@@ -208,12 +208,7 @@ def serve(
         timeout_keep_alive=5,
         timeout_graceful_shutdown=20,  # seconds for requests in progress
     )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        text = f"cannot listen on {host}:{port}: {error.strerror}"
-        raise PortInUse(text, hint="choose another --port") from error
+    listening = _listen(host, port)
     host, port = listening.getsockname()[:2]
     paths = ", ".join(f"/{provider}" for provider in secrets)
     say(f"listening on http://{host}:{port} for webhooks at {paths}; allowed models: {', '.join(allowed)}")
@@ -222,3 +217,12 @@ def serve(
         signal.signal(number, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listening])
     say("stopped")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        text = f"cannot listen on {host}:{port}: {error.strerror}"
+        raise PortInUse(text, hint="choose another --port") from error
