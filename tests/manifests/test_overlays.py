@@ -241,8 +241,8 @@ def test_gpu_stages_get_gpu_nodes_of_one_type_and_no_other_stage_does(platform):
     for name in ("optimize", "optimize-rewrite"):
         assert found[name]["nodeSelector"] == {**found["evaluate"]["nodeSelector"], **spot}
     assert not spot.items() & found["evaluate"]["nodeSelector"].items()
-    assert found["optimize"]["container"]["image"].endswith("/slipway-optimize:0.2.0")
-    assert found["evaluate"]["container"]["image"].endswith("/slipway-evaluate:0.2.0")
+    assert found["optimize"]["container"]["image"].endswith("/slipway-optimize:0.3.0")
+    assert found["evaluate"]["container"]["image"].endswith("/slipway-evaluate:0.3.0")
 
 
 def test_kind_needs_no_gpu():
@@ -250,8 +250,8 @@ def test_kind_needs_no_gpu():
         assert not asks_for_gpus(stage)
         assert not {"nodeSelector", "tolerations"} & stage.keys()
     images = {name: each["container"]["image"] for name, each in stages(workflow("kind")).items()}
-    assert images["evaluate"] == "localhost/slipway-evaluate-cpu:0.2.0"
-    assert images["select"] == "localhost/slipway-slim:0.2.0"
+    assert images["evaluate"] == "localhost/slipway-evaluate-cpu:0.3.0"
+    assert images["select"] == "localhost/slipway-slim:0.3.0"
 
 
 def test_images_are_of_the_projects_version():
