@@ -285,6 +285,7 @@ def print_result(printout: Printout, as_json: bool) -> None:
     from stages.parts.base.program import PRINTED, write_output
 
     document, text, failure = printout
+    printed = ""
     if as_json:
         printed = json.dumps(document, indent=2) + "\n"
         sys.stdout.write(printed)
@@ -296,8 +297,6 @@ def print_result(printout: Printout, as_json: bool) -> None:
         console = Console(width=None if terminal else 200, highlight=False, soft_wrap=not terminal, record=True)
         console.print(text)
         printed = console.export_text()
-    else:
-        printed = ""
     write_output(PRINTED, printed)
     if as_json and isinstance(failure, SlipwayError):
         say(failure.render())  # stdout holds the document alone

@@ -21,13 +21,13 @@ from pipeline.commands.options import (
 from pipeline.runs.engine import Printout
 from scoring.units import readable
 from stages.parts.base.errors import Interrupted
+from stages.parts.releases.split import Split
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
     from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
-    from stages.parts.releases.split import Split
     from stages.rollout.target import Target
 
 
@@ -127,7 +127,6 @@ def prune(
     evaluations of other settings, so that a run with those finds them again. `--others` removes them.
     """
     from stages.parts.releases.listing import prune as remove
-    from stages.parts.releases.split import Split
 
     store = model_store(volume.store, model)
     split = served(store, volume.load(), model) or Split(stable=None)
@@ -155,13 +154,11 @@ def target_of_endpoint(settings: RunConfig, store: ModelStore, model: str) -> Ta
 def served(store: ModelStore, settings: RunConfig, model: str) -> Split | None:
     """Return the split of traffic; None if nothing is being served. Starts nothing."""
     from pipeline.settings.serving import target_of
+    from stages.parts.endpoint.endpoint import endpoint
     from stages.parts.records.rollout import LOCAL
-    from stages.parts.releases.split import Split
 
     if settings.platform.serves_on != LOCAL:
         return target_of(settings, store, model, settings.serving).split()
-    from stages.parts.endpoint.endpoint import endpoint
-
     running = endpoint(store)
     return Split(running.release, running.canary, running.percent, running.standby) if running else None
 

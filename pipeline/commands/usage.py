@@ -68,7 +68,7 @@ def usage(
             records.take_in(database, folder)
         settings = options.load()
         per_hour = (settings.platform.price_per_hour or 0.0) * settings.serving.replicas
-        price = records.Price(per_hour, shared_by.value, datetime.now(UTC)) if per_hour else None
+        price = records.EndpointPrice(per_hour, shared_by.value, datetime.now(UTC)) if per_hour else None
         sums = records.sums(database, begin, groups, price)
     if as_csv:
         _print_csv(sums, groups)

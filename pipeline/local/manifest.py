@@ -66,7 +66,7 @@ POD_FIELDS: Final = frozenset(
 )
 
 
-class Closed(BaseModel):
+class ManifestPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
     cluster_only: ClassVar[frozenset[str]] = frozenset()
@@ -79,68 +79,68 @@ class Closed(BaseModel):
         return {key: value for key, value in data.items() if key not in cls.cluster_only}
 
 
-class Parameter(Closed):
+class Parameter(ManifestPart):
     name: ParameterName
     value: Text | None = None
     description: str = ""
 
 
-class Input(Closed):
+class Input(ManifestPart):
     name: ParameterName
 
 
-class Argument(Closed):
+class Argument(ManifestPart):
     name: ParameterName
     value: Text
 
 
-class ValueFrom(Closed):
+class ValueFrom(ManifestPart):
     path: str = ""
     parameter: str = ""
 
 
-class OutputParameter(Closed):
+class OutputParameter(ManifestPart):
     name: ParameterName
     value_from: ValueFrom
 
 
-class Parameters(Closed, Generic[AnyParameter]):
+class ParameterList(ManifestPart, Generic[AnyParameter]):
     parameters: tuple[AnyParameter, ...] = ()
 
 
-class Outputs(Parameters[OutputParameter]):
+class Outputs(ParameterList[OutputParameter]):
     cluster_only = frozenset({"artifacts"})
 
 
-class SecretKey(Closed):
+class SecretKey(ManifestPart):
     name: str
     key: str
     optional: bool = False
 
 
-class EnvSource(Closed):
+class EnvSource(ManifestPart):
     secret_key_ref: SecretKey
 
 
-class Env(Closed):
+class Env(ManifestPart):
     name: str
     value: Text = ""
     value_from: EnvSource | None = None
 
 
-class Resources(Closed):
+class Resources(ManifestPart):
     requests: dict[str, Text] = {}
     limits: dict[str, Text] = {}
 
 
-class VolumeMount(Closed):
+class VolumeMount(ManifestPart):
     cluster_only = frozenset({"readOnly"})
 
     name: str
     mount_path: Annotated[str, Field(pattern="^/.")]
 
 
-class Container(Closed):
+class Container(ManifestPart):
     cluster_only = frozenset({"image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"})
 
     command: tuple[str, ...] = Field(min_length=1)
@@ -154,40 +154,40 @@ class Container(Closed):
         return {one.name: one.value_from.secret_key_ref.optional for one in self.env if one.value_from}
 
 
-class EmptyDir(Closed):
+class EmptyDir(ManifestPart):
     cluster_only = frozenset({"medium", "sizeLimit"})
 
 
-class Claim(Closed):
+class Claim(ManifestPart):
     claim_name: str
 
 
-class Volume(Closed):
+class Volume(ManifestPart):
     name: str
     empty_dir: EmptyDir | None = None
     persistent_volume_claim: Claim | None = None
 
 
-class Task(Closed):
+class Task(ManifestPart):
     name: TaskName
     template: str
-    arguments: Parameters[Argument] = Parameters()
+    arguments: ParameterList[Argument] = ParameterList()
     depends: str = ""
     when: str = ""
 
 
-class Dag(Closed):
+class Dag(ManifestPart):
     tasks: tuple[Task, ...] = Field(min_length=1)
     fail_fast: Literal[False]
     """Required, because Argo's default is true, and here other branches always continue after a failure."""
 
 
-class Backoff(Closed):
+class Backoff(ManifestPart):
     duration: Seconds = 0.0
     factor: Annotated[float, Field(gt=0)] = 1.0
 
 
-class RetryStrategy(Closed):
+class RetryStrategy(ManifestPart):
     limit: Annotated[int, Field(ge=0)]
     """Required: without it Argo never stops, and skips the backoff."""
     retry_policy: Literal["Always"]
@@ -209,25 +209,25 @@ class RetryStrategy(Closed):
         return self.backoff.duration * self.backoff.factor ** (attempts - 1)
 
 
-class ConfigMap(Closed):
+class ConfigMap(ManifestPart):
     name: CacheName
 
 
-class Cache(Closed):
+class Cache(ManifestPart):
     config_map: ConfigMap
 
 
-class Memoize(Closed):
+class Memoize(ManifestPart):
     key: str
     max_age: Seconds | None = None
     cache: Cache
 
 
-class Mutex(Closed):
+class Mutex(ManifestPart):
     name: Annotated[str, Field(min_length=1)]
 
 
-class Synchronization(Closed):
+class Synchronization(ManifestPart):
     cluster_only = frozenset({"semaphores"})
 
     mutexes: tuple[Mutex, ...] = ()
@@ -237,15 +237,15 @@ class Synchronization(Closed):
         return tuple(substitute(mutex.name, lookup) for mutex in self.mutexes)
 
 
-class Suspend(Closed):
+class Suspend(ManifestPart):
     pass
 
 
-class Template(Closed):
+class Template(ManifestPart):
     cluster_only = POD_FIELDS | {"failFast", "metadata"}
 
     name: TaskName
-    inputs: Parameters[Input] = Parameters()
+    inputs: ParameterList[Input] = ParameterList()
     outputs: Outputs = Outputs()
     container: Container | None = None
     dag: Dag | None = None
@@ -271,7 +271,7 @@ class Template(Closed):
         return self.dag.tasks if self.dag else ()
 
 
-class Spec(Closed):
+class Spec(ManifestPart):
     cluster_only = POD_FIELDS | {
         "executor",
         "podGC",
@@ -283,20 +283,20 @@ class Spec(Closed):
 
     entrypoint: str
     on_exit: str | None = None
-    arguments: Parameters[Parameter] = Parameters()
+    arguments: ParameterList[Parameter] = ParameterList()
     templates: tuple[Template, ...] = Field(min_length=1)
     volumes: tuple[Volume, ...] = ()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
     synchronization: Synchronization = Synchronization()
 
 
-class Metadata(Closed):
+class Metadata(ManifestPart):
     cluster_only = frozenset({"annotations", "generateName", "labels", "namespace"})
 
     name: str = ""
 
 
-class Manifest(Closed):
+class Manifest(ManifestPart):
     api_version: Literal["argoproj.io/v1alpha1"]
     kind: Literal["WorkflowTemplate", "Workflow"]
     metadata: Metadata

@@ -67,7 +67,7 @@ class Reading(Record):
 LINE: Final = TypeAdapter[LoggedRequest | Reading](LoggedRequest | Reading)
 
 
-class Reader:
+class LogReader:
     """Reads the log at *path* while Envoy writes it, and goes on with the next file once Envoy has begun one. *at_end*:
     without what is there already."""
 

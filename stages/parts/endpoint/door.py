@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
-from stages.parts.endpoint.access_log import LoggedRequest, Reader
+from stages.parts.endpoint.access_log import LoggedRequest, LogReader
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Clients, hash_of, read_clients, unlimited
 
 CLIENT_HEADER: Final = "x-slipway-client"
@@ -207,7 +207,7 @@ class _Service:
     """The ASGI application, and what follows the log beside it."""
 
     def __init__(self, door: Door, log: Path) -> None:
-        self._door, self._log = door, Reader(log, at_end=True)
+        self._door, self._log = door, LogReader(log, at_end=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

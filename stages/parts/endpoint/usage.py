@@ -76,7 +76,7 @@ class Sum(Record):
     """Its share of the price; None if there is no price."""
 
 
-class Price(NamedTuple):
+class EndpointPrice(NamedTuple):
     """What all servers of one endpoint cost, and how the clients of that endpoint share it."""
 
     per_hour: float
@@ -85,7 +85,7 @@ class Price(NamedTuple):
     """The end of what is charged, which begins with the endpoint's first request; idle hours count."""
 
 
-class Row(NamedTuple):
+class Used(NamedTuple):
     """A request, or the tokens of a server's start that no request reports; these have neither time nor status."""
 
     endpoint: str | None
@@ -134,17 +134,17 @@ def rotate(folder: Path, limit: int = LOG_BYTES) -> bool:
     return not current.exists()
 
 
-def sums(database: Database, since: datetime, by: Sequence[str], price: Price | None = None) -> list[Sum]:
+def sums(database: Database, since: datetime, by: Sequence[str], price: EndpointPrice | None = None) -> list[Sum]:
     """Sum up the requests since then by groups of ``GROUPS``, those with the most tokens first.
 
     With the tokens of ``UNATTRIBUTED``, all groups together have what vLLM has counted. With a price, each endpoint,
     which is one model on one machine, is charged for its own hours, and those who used it share them.
     """
-    fields = ", ".join(Row._fields)
+    fields = ", ".join(Used._fields)
     requests = database.execute(f"SELECT {fields} FROM requests WHERE at >= ?", [since.timestamp()])  # noqa: S608
-    rows = [*map(Row._make, requests), *_unattributed(database, since)]
+    rows = [*map(Used._make, requests), *_unattributed(database, since)]
     rates = _rates(rows, price) if price else {}
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Used]] = defaultdict(list)
     for row in rows:
         groups[tuple(getattr(row, name) for name in by)].append(row)
     totals = []
@@ -154,9 +154,9 @@ def sums(database: Database, since: datetime, by: Sequence[str], price: Price | 
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
-def _rates(rows: Iterable[Row], price: Price) -> dict[tuple[str | None, str], float]:
+def _rates(rows: Iterable[Used], price: EndpointPrice) -> dict[tuple[str | None, str], float]:
     """Compute for each endpoint what a token or a millisecond costs there."""
-    endpoints: dict[tuple[str | None, str], list[Row]] = defaultdict(list)
+    endpoints: dict[tuple[str | None, str], list[Used]] = defaultdict(list)
     for row in rows:
         endpoints[row.endpoint, row.model].append(row)
     rates, end = {}, price.until.timestamp()
@@ -167,7 +167,7 @@ def _rates(rows: Iterable[Row], price: Price) -> dict[tuple[str | None, str], fl
     return rates
 
 
-def _sum(group: dict[str, Any], rows: Sequence[Row], cost: float | None) -> Sum:
+def _sum(group: dict[str, Any], rows: Sequence[Used], cost: float | None) -> Sum:
     requests = [(row, row.status) for row in rows if row.status is not None]
     answered = [row for row, status in requests if 200 <= status < 300]
     return Sum(
@@ -186,14 +186,14 @@ def _sum(group: dict[str, Any], rows: Sequence[Row], cost: float | None) -> Sum:
     )
 
 
-def _unattributed(database: Database, since: datetime) -> list[Row]:
+def _unattributed(database: Database, since: datetime) -> list[Used]:
     """Query what each start of a server has counted and no request reports. Never less than nothing: what was under way
     at the beginning of the period is reported by its request as a whole, but counted only in part."""
     rows = []
     for endpoint, model, release, *counts in database.execute(UNREPORTED, [since.timestamp()]):
         prompt, output = (max(0, int(count)) for count in counts)
         if prompt or output:
-            rows.append(Row(endpoint, None, UNATTRIBUTED, model, release, None, None, prompt, None, output, None, 0.0))
+            rows.append(Used(endpoint, None, UNATTRIBUTED, model, release, None, None, prompt, None, output, None, 0.0))
     return rows
 
 

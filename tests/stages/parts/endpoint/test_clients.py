@@ -17,7 +17,7 @@ import pytest
 
 from stages.parts.base.errors import ConfigError, ServerFailed, UnknownName
 from stages.parts.endpoint import access_log
-from stages.parts.endpoint.access_log import LoggedRequest, Reader
+from stages.parts.endpoint.access_log import LoggedRequest, LogReader
 from stages.parts.endpoint.clients import (
     ANYBODY,
     DEFAULT,
@@ -116,7 +116,7 @@ class Front:
 
     def logged(self, count: int) -> list[LoggedRequest]:
         def there() -> list[LoggedRequest]:
-            found = list(Reader(self.files / access_log.NAME).requests())
+            found = list(LogReader(self.files / access_log.NAME).requests())
             return found if len(found) >= count else []
 
         return wait_until(there, f"{count} lines in the log")
@@ -348,7 +348,7 @@ def test_the_openai_client_understands_every_refusal_and_tries_again_after_one_t
 
 def test_a_log_is_read_to_its_end_before_the_next_one(tmp_path: Path) -> None:
     log, line = tmp_path / "log", json.dumps({"id": "{}", "at": "1.5"}).replace("{}", "%s") + "\n"
-    reader = Reader(log)
+    reader = LogReader(log)
     assert list(reader.requests()) == []
     log.write_text(line % 1)
     before = log.open("a")

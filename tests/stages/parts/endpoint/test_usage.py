@@ -22,7 +22,7 @@ from stages.parts.base.errors import ConfigError, TransientError
 from stages.parts.endpoint import access_log, usage
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import check_url, opened
-from stages.parts.endpoint.usage import Price, rotate, sums, take_in
+from stages.parts.endpoint.usage import EndpointPrice, rotate, sums, take_in
 from tests.serving import wait_until
 from tests.stages.parts.endpoint.postgresql import PASSWORD, PostgreSQL, serving
 from tests.stages.parts.endpoint.test_clients import MODEL, Front, front
@@ -65,7 +65,7 @@ class Place:
         with opened(self.root, self.url) as database:
             return take_in(database, self.folder, remove=remove)
 
-    def sums(self, *by: str, since: datetime = ALWAYS, price: Price | None = None) -> list[usage.Sum]:
+    def sums(self, *by: str, since: datetime = ALWAYS, price: EndpointPrice | None = None) -> list[usage.Sum]:
         with opened(self.root, self.url) as database:
             return sums(database, since, by, price)
 
@@ -117,7 +117,7 @@ def test_a_database_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
     place.write(line(1))
     assert place.take() == 1
     assert sum(total.requests for total in place.sums()) == 2
-    assert len(place.sums("client", price=Price(1.0, "tokens", datetime.now(UTC)))) == 2
+    assert len(place.sums("client", price=EndpointPrice(1.0, "tokens", datetime.now(UTC)))) == 2
 
 
 def test_a_shared_database_of_an_earlier_version_is_kept(tmp_path: Path, postgresql: PostgreSQL) -> None:
@@ -362,9 +362,9 @@ def test_a_price_is_shared_by_tokens_or_by_time(place: Place) -> None:
     place.write(line(1, **told) + line(3, client="b", prompt_tokens=9, output_tokens=1))
     place.take()
     assert [total.cost for total in place.sums("client")] == [None, None]
-    assert costs(place.sums("client", price=Price(4.0, "tokens", now))) == pytest.approx([6.0, 2.0], abs=1e-3)
-    assert costs(place.sums("client", price=Price(4.0, "time", now))) == pytest.approx([2.0, 6.0], abs=1e-3)
-    assert place.sums("client", since=now + timedelta(hours=1), price=Price(4.0, "tokens", now)) == []
+    assert costs(place.sums("client", price=EndpointPrice(4.0, "tokens", now))) == pytest.approx([6.0, 2.0], abs=1e-3)
+    assert costs(place.sums("client", price=EndpointPrice(4.0, "time", now))) == pytest.approx([2.0, 6.0], abs=1e-3)
+    assert place.sums("client", since=now + timedelta(hours=1), price=EndpointPrice(4.0, "tokens", now)) == []
     (place.root / "priced.yaml").write_text("extends: local\nprice_per_hour: 2.0\n")
     (place.root / "config.yaml").write_text("serving: {replicas: 2}\n")
     said = place.command(
@@ -382,7 +382,7 @@ def test_each_machine_and_each_model_on_it_is_charged_for_its_own_hours(tmp_path
         begun = f"{(now - timedelta(hours=ago)).timestamp():.6f}"
         endpoint.write(line(1, at=begun, model=model) + line(2, at=begun, model=model, client=machine))
         endpoint.take()
-    price = Price(3.0, "tokens", now)
+    price = EndpointPrice(3.0, "tokens", now)
     by_model = {total.group["model"]: total.cost for total in endpoint.sums("model", price=price)}
     assert by_model == pytest.approx({MODEL: 18.0, "org/other": 3.0}, abs=1e-3)
     by_client = {total.group["client"]: total.cost for total in endpoint.sums("client", price=price)}
