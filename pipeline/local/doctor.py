@@ -66,6 +66,8 @@ def describe(cpu: Processor | None) -> Finding:
         kernels = f"{' and '.join([*anywhere, with_avx512])} weights"
     else:
         kernels = f"{' and '.join(anywhere)} weights, but none for {with_avx512} weights"
+    if not cpu.amx and any(record.kernel.experts_amx for record in FORMATS.values() if record.kernel):
+        kernels += "; for experts in 16 bit only, without AMX"
     return ok(f"{name}: {cpu_dtype(cpu)} arithmetic; vLLM's CPU build has kernels for {kernels}")
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from pipeline.settings.config import RunConfig
-from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName
+from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description, describe_directory, describe_model
@@ -29,6 +29,7 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
+        UnusableModel: the model can't be served, wherever it runs.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
     required = Requirements(config.serving, config.workload, config.optimize)
@@ -73,13 +74,18 @@ def _in_time(ask: Callable[[], Description]) -> Description:
 
 
 def _described(name: ModelName, revision: str, store: ModelStore | None) -> Description | None:
-    """Read the model's small files; return None if they can't be had now: the run says why."""
+    """Read the model's small files; return None if they can't be had now: the run says why.
+
+    Raises: UnusableModel.
+    """
     try:
         if store and not name.directory:
             acquired = Acquired.read(store.base / ACQUIRED)
             if acquired and revision in (acquired.revision, acquired.commit):
                 return describe_directory(store.base, name.source)
         return _in_time(lambda: describe_model(str(name.directory or name.source), revision))
+    except UnusableModel:
+        raise
     except SlipwayError as error:
         if store is None:
             sys.stderr.write(f"note: the run itself will check whether {name.source} fits: {error}\n")

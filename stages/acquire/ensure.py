@@ -73,7 +73,7 @@ def fill(
     require_space(work, source.missing_bytes([*small, *likely_weights(source.sizes)], work))
     records = source.fetch(small, work)
     with discarded_if_useless(work):
-        check_configuration(work)
+        check_configuration(work, source.sizes)
         weights = weight_files(source.sizes, work)
     require_space(work, source.missing_bytes(weights, work))
     records |= source.fetch(weights, work)

@@ -1,7 +1,8 @@
 """check: say how the variants will be served where evaluate will measure them: for which ones the installed vLLM has
 kernels, on how many GPUs, and with which longest context.
 
-A variant that can't be served is left out before it is made. With ``make_unservable`` in the settings it is made for
+A model that the installed vLLM has no class or no kernels for is refused. A variant that can't be served is left out
+before it is made. With ``make_unservable`` in the settings it is made for
 another machine, but not measured. Settings that contradict each other, the model or the hardware are refused.
 """
 
@@ -12,9 +13,10 @@ import math
 import sys
 from typing import Final
 
+from scoring.names import REFERENCE
 from scoring.units import GIB
 from stages.parts.base import program
-from stages.parts.base.errors import ConfigError
+from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
@@ -28,7 +30,8 @@ from stages.parts.model.corpora import own_files
 from stages.parts.model.description import describe_commit
 from stages.parts.model.name import ModelName
 from stages.parts.vllm.automatic import Requirements, decide, place_here
-from stages.parts.vllm.kernels import missing_kernels
+from stages.parts.vllm.kernels import experts_of, missing_kernels
+from stages.parts.vllm.model_classes import refuse_unknown_class
 from stages.parts.vllm.placement import check_replicas
 
 HINT: Final = (
@@ -49,12 +52,18 @@ def main() -> None:
         if absent := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
             raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
+        refuse_unknown_class(described)
         place = place_here(catalogue(), arguments.gpus)
         decided = decide(described, Requirements(serving, workload, optimize), place)
         check_replicas(decided.serving)
         for note in decided.notes:
             say(f"note: {note}")
-        missing: dict[str, str] = {name: why for name, why in missing_kernels().items() if name in optimize.variants}
+        unserved = missing_kernels(experts_of(described.config), serving.dtype)
+        if REFERENCE in unserved:
+            raise UnusableModel(
+                unserved[REFERENCE], hint="run where vLLM has one, such as on a GPU, or name another model"
+            )
+        missing: dict[str, str] = {name: why for name, why in unserved.items() if name in optimize.variants}
         missing |= decided.left_out
         served = [name for name in optimize.variants if name not in missing]
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len

@@ -274,6 +274,27 @@ def choose_kernel(*, zero_points: bool) -> object:
     )
 
 
+def choose_for_experts(experts: Any, *, zero_points: bool) -> object:
+    """Let vLLM choose its kernel for 4-bit experts, as it does when it loads a checkpoint of the method."""
+    from vllm.model_executor.layers.fused_moe.oracle.int_wna16 import select_wna16_moe_backend
+    from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+    from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+    from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey, kInt4Static, kInt4StaticGroupScale
+    from vllm.scalar_type import scalar_types
+
+    size = DEFAULT_GROUP_SIZE
+    awq = AutoAWQConfig(BITS, size, zero_point=True, lm_head_quantized=False)
+    gptq = AutoGPTQConfig(BITS, size, desc_act=False, is_sym=True, lm_head_quantized=False, dynamic={}, full_config={})
+    return select_wna16_moe_backend(
+        experts,
+        kInt4Static if zero_points else QuantKey(scalar_types.uint4b8, kInt4StaticGroupScale),
+        quant_config=awq if zero_points else gptq,
+        may_have_zp=zero_points,
+        may_have_bias=True,
+        allow_tile_padding=True,
+    )
+
+
 def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) -> Format:
     """Describe a 4-bit format: each group of inputs has a scale and a zero point per output, all of them in the middle
     if it is *symmetric*, and *further* numbers."""
@@ -284,8 +305,14 @@ def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) 
         scales=(group, replace(group, bits=BITS), *further),
         capabilities=(7.5, math.inf),  # Marlin's
     )
-    kernel = Kernel("cpu_gemm_wna16", partial(choose_kernel, zero_points=not symmetric), avx512=True)
-    return Format(storage, FourBit(method, symmetric=symmetric), kernel, only_16_bit=True)
+    kernel = Kernel("cpu_gemm_wna16", partial(choose_kernel, zero_points=not symmetric), avx512=True, experts_amx=True)
+    return Format(
+        storage,
+        FourBit(method, symmetric=symmetric),
+        kernel,
+        only_16_bit=True,
+        choose_for_experts=partial(choose_for_experts, zero_points=not symmetric),
+    )
 
 
 AWQ: Final = four_bit("awq", symmetric=False)

@@ -255,6 +255,12 @@ def choose_kernel() -> object:
     )
 
 
+def choose_for_experts(experts: Any) -> object:
+    from vllm.model_executor.layers.fused_moe.oracle.int8 import select_int8_moe_backend
+
+    return select_int8_moe_backend(experts)
+
+
 INT8: Final = Format(
     Storage(
         label="int8",
@@ -267,5 +273,6 @@ INT8: Final = Format(
         arithmetic="int8",
     ),
     Int8(),
-    Kernel("onednn_scaled_mm", choose_kernel),
+    Kernel("onednn_scaled_mm", choose_kernel, experts_amx=True),
+    choose_for_experts=choose_for_experts,
 )

@@ -1,23 +1,36 @@
-"""resolve: print the commit of a model's revision on the Hub, or a commit name for a local directory's content."""
+"""resolve: print the commit of a model's revision on the Hub, or a commit name for a local directory's content.
+
+A model that can't be served is refused here, before anything is downloaded. A full commit needs no request: of that,
+acquire refuses it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
+
 from stages.parts.base import program
+from stages.parts.base.errors import AccessDenied
 from stages.parts.model import hub
-from stages.parts.model.directory import local_commit
+from stages.parts.model.checkpoint import read_config
+from stages.parts.model.directory import local_commit, local_sizes
 from stages.parts.model.name import ModelName
 
 
 def resolve(model: ModelName, revision: str) -> str:
     """Find the commit: 40 hexadecimal digits, with the prefix ``local-`` for a directory. A full commit stays as it is.
 
-    Raises the errors of ``hub.describe`` and ``local_commit``.
+    Raises the errors of ``hub.describe``, ``local_commit`` and ``read_config``.
     """
-    if model.directory:
-        return local_commit(model.directory)
+    if folder := model.directory:
+        read_config(local_sizes(folder), lambda name: (folder / name).read_bytes())
+        return local_commit(folder)
     if hub.COMMIT.fullmatch(revision):
         return revision
-    return hub.describe(model.id, revision).commit
+    listing = hub.describe(model.id, revision)
+    with contextlib.suppress(AccessDenied):  # everybody sees a gated model's commit; acquire needs the token
+        read_config(listing.paths, partial(hub.read_small, model.id, listing.commit))
+    return listing.commit
 
 
 def main() -> None:

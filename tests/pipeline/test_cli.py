@@ -210,11 +210,12 @@ def test_no_network_is_tried_again_and_then_said(tmp_path):
         (
             Processor(avx2=True, avx512=False, bf16=False, amx=False),
             "AVX2 without AVX-512: float32 arithmetic; vLLM's CPU build has kernels for int8 weights, but none for "
-            "4-bit weights",
+            "4-bit weights; for experts in 16 bit only, without AMX",
         ),
         (
             Processor(avx2=True, avx512=True, bf16=False, amx=False),
-            "AVX-512 without bf16: float32 arithmetic; vLLM's CPU build has kernels for int8 and 4-bit weights",
+            "AVX-512 without bf16: float32 arithmetic; vLLM's CPU build has kernels for int8 and 4-bit weights; for "
+            "experts in 16 bit only, without AMX",
         ),
         (
             Processor(avx2=True, avx512=True, bf16=True, amx=True),

@@ -73,6 +73,8 @@ class Kernel:
     """Lets vLLM choose its kernel on a GPU. Raises: ValueError: it has none."""
     avx512: bool = False
     """Whether the operator needs a processor with AVX-512."""
+    experts_amx: bool = False
+    """Whether vLLM computes experts in this format only on a processor with AMX."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Format:
     """The kernel for its linear layers; None if vLLM serves it wherever it runs."""
     only_16_bit: bool = False
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
+    choose_for_experts: Callable[[Any], object] | None = None
+    """Lets vLLM choose its kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
+    NotImplementedError if it has none. None if it need not be asked."""
 
 
 class Formats(UserDict[str, Any]):

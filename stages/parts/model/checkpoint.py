@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Final
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
 from stages.parts.model.safetensors import damaged, find_not_finite, read_header
+from stages.parts.model.unservable import NO_PICKLES, SAME_MODEL, refuse_kind, unknown_layout
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -32,10 +33,7 @@ SMALL: Final = (
     *("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", CARD),
 )
 """The files that serving needs besides the weights, at the root of the repository. None of them is code."""
-PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-OTHER_FORMATS: Final = (".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")
 TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-_NO_PICKLES: Final = "a pickle can run any code when it is loaded: name a model, or a --revision, with safetensors"
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,9 @@ def small_files(paths: Iterable[str]) -> list[str]:
         if _is_small(path.rpartition("/")[2]) or path.endswith(".safetensors"):
             safe_relative(path)
     if SINGLE not in names and INDEX not in names:
-        raise _without_weights(names)
+        raise unknown_layout(names, f"{SINGLE} or {INDEX}")
     if CONFIG not in names:
-        raise UnusableModel("the repository has no config.json", hint="name a model in the Transformers layout")
+        raise UnusableModel("the repository has no config.json", hint=SAME_MODEL)
     if not any(set(files) <= set(names) for files in TOKENIZERS):
         raise UnusableModel(
             "the repository has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)",
@@ -91,7 +89,7 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
     for shard in shards:
         if "/" in shard or not shard.endswith(".safetensors"):
             raise UnusableModel(
-                f"{INDEX} names {shard}, which is not a safetensors file in the same folder", hint=_NO_PICKLES
+                f"{INDEX} names {shard}, which is not a safetensors file in the same folder", hint=NO_PICKLES
             )
     return shards
 
@@ -108,29 +106,53 @@ def chosen(small: Iterable[str], weights: Collection[str]) -> list[str]:
     return sorted({*small, *weights} - ({INDEX} if list(weights) == [SINGLE] else set()))
 
 
-def check_configuration(directory: Path) -> str:
-    """Check a model's configuration. Returns the architecture that config.json names.
+def read_config(paths: Collection[str], read: Callable[[str], bytes]) -> dict[str, Any]:
+    """Read the config.json of a model whose files are *paths*, and refuse a model that can't be served.
 
     Raises:
-        UnusableModel: the model needs its own code, or is already quantized.
-        DamagedModel: a file does not parse.
+        UnusableModel, InvalidName: see ``small_files`` and ``refuse_unservable``.
+        DamagedModel: config.json is not a JSON object. What *read* raises is raised, too.
     """
-    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
-    for name in (CONFIG, "tokenizer_config.json"):
-        path = directory / name
-        own_code = path.exists() and "auto_map" in parse_object(path.read_bytes(), name)
-        if own_code and not _known_to_transformers(config.get("model_type")):
-            raise UnusableModel(
-                f"the model needs its own code to load ('auto_map' in {name}), and slipway never runs a model's code",
-                hint="name a model that Transformers supports without further code",
-            )
+    small_files(paths)
+    config = parse_object(read(CONFIG), CONFIG)
+    refuse_unservable(config, paths)
+    return config
+
+
+def refuse_unservable(config: Mapping[str, Any], paths: Collection[str] = ()) -> None:
+    """Refuse, with UnusableModel, a model that config.json or the names of its files show to be of another kind, to
+    need its own code, or to be quantized already."""
+    refuse_kind(config, paths)
+    _refuse_own_code(config, CONFIG, config)
     refuse_quantized(config)
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
+        raise UnusableModel("config.json names no 'architectures' and 'model_type'", hint=SAME_MODEL)
+
+
+def check_configuration(directory: Path, paths: Collection[str] = ()) -> str:
+    """Check a model's configuration. Returns the architecture that config.json names.
+
+    Args:
+        paths: all files of the repository, of which *directory* may have only some.
+
+    Raises:
+        UnusableModel: see ``refuse_unservable``; or its tokenizer needs the model's own code.
+        DamagedModel: a file does not parse.
+    """
+    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
+    if (tokenizer := directory / "tokenizer_config.json").exists():
+        _refuse_own_code(parse_object(tokenizer.read_bytes(), tokenizer.name), tokenizer.name, config)
+    refuse_unservable(config, paths)
+    return str(config["architectures"][0])
+
+
+def _refuse_own_code(content: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> None:
+    if "auto_map" in content and not _known_to_transformers(config.get("model_type")):
         raise UnusableModel(
-            "config.json names no 'architectures' and 'model_type'", hint="name a model in the Transformers layout"
+            f"the model needs its own code to load ('auto_map' in {name}), and slipway never runs a model's code",
+            hint="name a model that Transformers supports without further code",
         )
-    return str(architectures[0])
 
 
 def refuse_quantized(config: Mapping[str, Any]) -> None:
@@ -186,20 +208,6 @@ def card_license(card: Path) -> str | None:
 
 def _is_small(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in SMALL) and path.count("/") <= path.startswith("additional_")
-
-
-def _without_weights(names: Collection[str]) -> UnusableModel:
-    if "adapter_config.json" in names:
-        hint = "merge it into its base model first"
-        return UnusableModel("the repository is an adapter (LoRA), not a model", hint=hint)
-    if any(name.endswith(PICKLES) for name in names):
-        return UnusableModel("the repository's weights are only pickles", hint=_NO_PICKLES)
-    suffixes = sorted({suffix for name in names for suffix in OTHER_FORMATS if name.endswith(suffix)})
-    contents = f"only {', '.join(suffixes)} in another layout" if suffixes else "none at all"
-    return UnusableModel(
-        f"the repository has no weights as {SINGLE} or {INDEX}: {contents}",
-        hint="name the same model in the Transformers layout",
-    )
 
 
 def _known_to_transformers(model_type: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,7 @@ from scoring.capacity.families import BYTES
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import (
-    CONFIG,
-    INDEX,
-    SINGLE,
-    parse_object,
-    refuse_quantized,
-    small_files,
-    weight_files,
-)
+from stages.parts.model.checkpoint import INDEX, SINGLE, parse_object, read_config, weight_files
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_headers
@@ -45,15 +38,10 @@ def describe_model(source: str, revision: str) -> Description:
     """
     name = ModelName.parse(source)
     if name.directory:
-        description = describe_directory(name.directory, source)
-    else:
-        listing = hub.describe(name.id, revision)
-        paths = [file.path for file in listing.files]
-        small_files(paths)
-        config = parse_object(hub.read_small(name.id, listing.commit, CONFIG), CONFIG)
-        description = Description(name.id, listing.commit, config, _count(name.id, listing.commit, paths, config))
-    refuse_quantized(description.config)
-    return description
+        return describe_directory(name.directory, source)
+    listing = hub.describe(name.id, revision)
+    config = read_config(listing.paths, partial(hub.read_small, name.id, listing.commit))
+    return Description(name.id, listing.commit, config, _count(name.id, listing.commit, listing.paths, config))
 
 
 def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
@@ -65,12 +53,13 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
 
 
 def describe_directory(directory: Path, source: str) -> Description:
-    """Describe the model in a directory. Reads the headers of all weight files."""
+    """Describe the model in a directory. Reads the headers of all weight files.
+
+    Raises the errors of ``describe_model``."""
     if not directory.is_dir():
         raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
     paths = local_sizes(directory)
-    small_files(paths)
-    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
+    config = read_config(paths, lambda name: (directory / name).read_bytes())
     tensors = read_headers(directory / path for path in weight_files(paths, directory))
     return Description(source, None, config, sum(tensor.count for tensor in tensors.values()))
 

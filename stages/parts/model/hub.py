@@ -64,6 +64,10 @@ class Listing:
     commit: str
     files: tuple[HubFile, ...]
 
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.files]
+
 
 def endpoint() -> str:
     """Return the Hub's base URL, without a slash at the end."""

@@ -5,28 +5,61 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from stages.parts.base.formats import FORMATS, Kernel
+from scoring.capacity.families import EXPERTS
+from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.store import digest_of, write_json
 from stages.parts.machine.hardware import hardware
-from stages.parts.machine.processor import processor
+from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.vllm.arguments import cache_folder, serves_on_gpu
 
 
-def missing_kernels() -> dict[str, str]:
+class Experts(NamedTuple):
+    """What vLLM's choice of a kernel for experts depends on."""
+
+    total: int
+    active: int
+    """Experts that one token passes."""
+    hidden: int
+    width: int
+    activation: str
+
+
+def experts_of(config: Mapping[str, Any]) -> Experts | None:
+    """Read the experts of a model from its config.json; None if it has none, or does not say how wide they are."""
+    text = config.get("text_config")
+    config = text if isinstance(text, dict) else config
+    sizes = (("num_experts_per_tok", "moe_top_k"), ("hidden_size",), ("moe_intermediate_size", "intermediate_size"))
+    total, active, hidden, width = (_first_count(config, names) for names in (EXPERTS, *sizes))
+    if total < 2 or not (hidden and width):
+        return None
+    return Experts(total, active or 1, hidden, width, str(config.get("hidden_act", "silu")))
+
+
+def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict[str, str]:
     """Ask vLLM which formats it can't serve here. Each has one sentence that says why.
 
     vLLM takes seconds to import, so its answer is kept in the user's cache, for this version, hardware and formats.
+
+    Args:
+        experts: of a model that has them. vLLM is asked for their kernels on a processor, and not yet on a GPU.
+        dtype: the type in which vLLM computes on a processor.
     """
-    cached = cache_folder() / f"kernels-{digest_of([digest_of(hardware()), *FORMATS])}.json"
+    cached = cache_folder() / f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}.json"
     try:
         missing: dict[str, str] = json.loads(cached.read_text())
     except (OSError, ValueError):
         missing = {}
         with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
-            reason = _missing_on_gpu if serves_on_gpu() else _missing_on_cpu
+            on_gpu = serves_on_gpu()
+            reason = _missing_on_gpu if on_gpu else _missing_on_cpu
             for name, record in FORMATS.items():
-                if record.kernel and (why := reason(record.kernel, record.storage.label)):
+                why = reason(record.kernel, record.storage.label) if record.kernel else None
+                if experts and not on_gpu:
+                    why = why or _missing_for_experts(record, experts, dtype)
+                if why:
                     missing[name] = why
         write_json(cached, missing)
     return missing
@@ -42,6 +75,43 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     here = processor()
     without = "this processor" if here is None or here.avx512 else "processors without AVX-512"
     return f"vLLM's CPU build has no {label} kernel for {without}"
+
+
+def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | None:
+    import torch
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+
+    if not record.choose_for_experts:
+        return None
+    here = processor()
+    known = {activation.value for activation in MoEActivation}
+    automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
+    described = FusedMoEConfig(
+        num_experts=experts.total,
+        num_local_experts=experts.total,
+        num_logical_experts=experts.total,
+        experts_per_token=experts.active,
+        hidden_dim=experts.hidden,
+        intermediate_size=experts.width,
+        activation=MoEActivation(experts.activation if experts.activation in known else "silu"),
+        device="cpu",
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
+    )
+    try:
+        record.choose_for_experts(described)
+    except NotImplementedError:
+        without_amx = here and not here.amx and record.kernel and record.kernel.experts_amx
+        where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width} here"
+        return f"vLLM's CPU build has no {record.storage.label} kernel for experts {where}"
+    return None
+
+
+def _first_count(config: Mapping[str, Any], names: Iterable[str]) -> int:
+    values = (config.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int)), 0)
 
 
 def _missing_on_gpu(kernel: Kernel, label: str) -> str | None:

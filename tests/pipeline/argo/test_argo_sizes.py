@@ -25,8 +25,9 @@ SHARD = "model-00001-of-00001.safetensors"
 @pytest.fixture(scope="module")
 def hub() -> Iterator[HubServer]:
     index = {"metadata": {"total_size": 2 * 70_553_706_496}, "weight_map": {"weight": SHARD}}
+    config = PUBLISHED["llama-3.1-70b"]["config"] | {"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}
     files = {
-        "config.json": json.dumps(PUBLISHED["llama-3.1-70b"]["config"] | {"dtype": "bfloat16"}).encode(),
+        "config.json": json.dumps(config).encode(),
         "model.safetensors": None,
         "model.safetensors.index.json": json.dumps(index).encode(),
         SHARD: b"weights",

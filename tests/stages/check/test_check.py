@@ -41,16 +41,35 @@ CONFIG = {
 INDEX = {"metadata": {"total_size": 311_936}, "weight_map": {"weight": "model-00001-of-00001.safetensors"}}
 
 
+EXPERTS = CONFIG | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+CONFIGS = {
+    "tiny": CONFIG,
+    "experts": EXPERTS,
+    "narrow-experts": EXPERTS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "unknown": CONFIG | {"architectures": ["ANewLlamaForCausalLM"]},
+    "known-to-transformers": CONFIG | {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"},
+}
+
+
 @pytest.fixture(scope="module")
 def hub() -> Iterator[HubServer]:
-    files = {
-        "config.json": json.dumps(CONFIG).encode(),
-        "model.safetensors": None,
-        "model.safetensors.index.json": json.dumps(INDEX).encode(),
-        "model-00001-of-00001.safetensors": b"weights",
-    }
     with HubServer() as server:
-        server.add_repo("org/tiny", tiny_model(**files))
+        for name, config in CONFIGS.items():
+            files = {
+                "config.json": json.dumps(config).encode(),
+                "model.safetensors": None,
+                "model.safetensors.index.json": json.dumps(INDEX).encode(),
+                "model-00001-of-00001.safetensors": b"weights",
+            }
+            server.add_repo(f"org/{name}", tiny_model(**files))
         yield server
 
 
@@ -60,12 +79,12 @@ def stages(tmp_path: Path, hub: HubServer) -> Stages:
 
 
 def checked(
-    stages: Stages, environment: dict[str, str], *arguments: str, make_unservable: bool = False
+    stages: Stages, environment: dict[str, str], *arguments: str, make_unservable: bool = False, model: str = "tiny"
 ) -> dict[str, str]:
     """The outputs of the program, by name."""
     settings = Optimize(variants=("fp16", "awq", "gptq", "int8"), make_unservable=make_unservable).model_dump_json()
     environment = {"SLIPWAY_RUN": "r1", "XDG_CACHE_HOME": str(stages.folder), **environment}
-    ended = stages.run("check", "--model", "org/tiny", "--settings", settings, *arguments, **environment)
+    ended = stages.run("check", "--model", f"org/{model}", "--settings", settings, *arguments, **environment)
     assert ended.returncode == 0, ended.stderr
     return {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
 
@@ -135,3 +154,37 @@ def test_a_pod_that_got_a_gpu_and_sees_none_decides_nothing_for_its_processor(st
     flags = [flag for name, each in settings.items() for flag in (f"--{name}", each.model_dump_json())]
     ended = stages.run("evaluate", "--model", "org/tiny", "--variants", "fp16", *flags, **given)
     assert "this pod asked for 1 GPU, and sees none" in ended.stderr
+
+
+def test_quantized_experts_are_left_out_where_vllm_has_no_kernels_for_them(stages: Stages) -> None:
+    here = processor()
+    assert here is not None
+    outputs = checked(stages, {}, model="experts")
+    if here.amx:
+        assert outputs["variants"] == "fp16,awq,gptq,int8"
+        return
+    assert outputs["variants"] == "fp16"
+    assert {outputs["awq"], outputs["gptq"], outputs["int8"]} == {"false"}
+    reason = "vLLM's CPU build has no {} kernel for experts on processors without AMX"
+    assert f"int8: {reason.format('int8')}" in outputs["left-out"].splitlines()
+    if here.avx512:
+        assert f"gptq: {reason.format('4-bit')}" in outputs["left-out"].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("narrow-experts", "vLLM's CPU build has no 16-bit kernel for experts of 48 × 64 here"),
+        ("unknown", "has no class for ANewLlamaForCausalLM, and Transformers none that it takes"),
+    ],
+)
+def test_a_model_that_the_installed_vllm_cannot_serve_is_refused(stages: Stages, model: str, said: str) -> None:
+    ended = stages.run("check", "--model", f"org/{model}", XDG_CACHE_HOME=str(stages.folder))
+    assert ended.returncode == 13, ended.stderr
+    assert said in ended.stderr
+    assert "  hint: " in ended.stderr
+    assert not (stages.folder / "outputs" / "variants").exists()
+
+
+def test_a_class_of_transformers_is_enough_where_vllm_runs_it(stages: Stages) -> None:
+    assert checked(stages, {}, model="known-to-transformers")["variants"].startswith("fp16")

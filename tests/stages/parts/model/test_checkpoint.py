@@ -56,11 +56,11 @@ REFUSED: dict[str, tuple[set[str], str, str]] = {
     "pickles": ({"config.json", "tokenizer.json", "pytorch_model.bin"}, "only pickles", "a pickle can run any code"),
     "consolidated": (
         {"config.json", "tokenizer.json", "consolidated.safetensors"},
-        r"only \.safetensors in another",
+        "only safetensors in another layout",
         LAYOUT,
     ),
-    "gguf": ({"config.json", "tiny.gguf"}, r"only \.gguf in another layout", LAYOUT),
-    "nothing": ({"config.json"}, "none at all", LAYOUT),
+    "gguf": ({"config.json", "tiny.gguf"}, "only GGUF, for llama.cpp", "serve the file with llama.cpp"),
+    "nothing": ({"config.json"}, "no weights: no model.safetensors or", LAYOUT),
     "adapter": ({"adapter_config.json", "adapter_model.safetensors"}, "adapter", "merge it into its base model"),
     "no tokenizer": (set(tiny_model()) - {"tokenizer.json"}, "no tokenizer", "add the tokenizer's files"),
     "half a tokenizer": (
