@@ -310,5 +310,5 @@ def fits_twice(serving: AskedServing) -> bool:
 
 
 def settings_of(running: Endpoint) -> AskedServing:
-    earlier = {"tool_parser": "none", "reasoning_parser": "none"}  # of an endpoint that version 0.3.0 started
+    earlier = {"tool_parser": "none", "reasoning_parser": "none"}  # of an endpoint that an earlier version started
     return parse(AskedServing, earlier | running.serving, "endpoint.json")
