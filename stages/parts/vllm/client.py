@@ -26,11 +26,7 @@ SOCKET_EXTENSION: Final = "slipway.socket"
 """The Unix socket's path, of a request that was sent to one."""
 A_TOOL: Final = {
     "type": "function",
-    "function": {
-        "name": "get_time",
-        "description": "Tell the time in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
@@ -169,14 +165,15 @@ def has_chat_template(directory: Path) -> bool:
 
 def chat_template(directory: Path) -> str:
     """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
-    templates = [_text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
+    templates = [text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
     with contextlib.suppress(ValueError, AttributeError):
-        stated = json.loads(_text_of(directory / "tokenizer_config.json")).get("chat_template")
+        stated = json.loads(text_of(directory / "tokenizer_config.json")).get("chat_template")
         templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
     return "\n".join(filter(None, templates))
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Read a file; empty if it can't be read as text."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")
     return ""

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from stages.parts.base.errors import UnknownName
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.model.checkpoint import CONFIG
-from stages.parts.vllm.client import chat_template
+from stages.parts.vllm.client import chat_template, text_of
 
 PARSES_CALLS: Final = "--enable-auto-tool-choice"
 """An argument of ``vllm serve`` without which it refuses ``tool_choice: auto``."""
@@ -131,33 +131,21 @@ class ChatModel:
         return self._first(THOUGHTS, self.template) or self._first((*BEFORE_ANSWER, *always), before_answer)
 
     def _first(self, forms: Iterable[Form], text: str) -> str | None:
-        return next((form.parser for form in forms if self._writes(form, text)), None)
-
-    def _writes(self, form: Form, text: str) -> bool:
-        return (
-            all(mark in text for mark in form.marks)
-            and (not form.families or self.model_type.startswith(form.families))
-            and (self.tokenizer is None or all(f'"{token}"' in self.tokenizer for token in form.tokens))
-        )
+        for form in forms:
+            of_family = not form.families or self.model_type.startswith(form.families)
+            has_tokens = self.tokenizer is None or all(f'"{token}"' in self.tokenizer for token in form.tokens)
+            if of_family and has_tokens and all(mark in text for mark in form.marks):
+                return form.parser
+        return None
 
 
 def chat_model(directory: Path) -> ChatModel:
     """Read the model in a directory. What can't be read counts as empty: vLLM says then what is wrong."""
-    try:
-        config: Any = json.loads(_text_of(directory / CONFIG))
-    except ValueError:
-        config = None
-    model_type = str(config.get("model_type", "")) if isinstance(config, dict) else ""
-    template = chat_template(directory)
-    tokenizer = "\n".join(_text_of(directory / name) for name in TOKENIZERS) if template else ""
+    model_type, template = "", chat_template(directory)
+    with contextlib.suppress(ValueError, AttributeError):
+        model_type = str(json.loads(text_of(directory / CONFIG)).get("model_type", ""))
+    tokenizer = "\n".join(text_of(directory / name) for name in TOKENIZERS) if template else ""
     return ChatModel(model_type, template, tokenizer)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def parser_arguments(settings: AskedServing, directory: Path) -> list[str]:
@@ -203,12 +191,9 @@ def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None
     with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
-    if tool_parser:
-        _check("serving.tool_parser", tool_parser, ToolParserManager.list_registered())
-    if reasoning_parser:
-        _check("serving.reasoning_parser", reasoning_parser, ReasoningParserManager.list_registered())
-
-
-def _check(setting: str, name: str, known: Iterable[str]) -> None:
-    if name not in (names := list(known)):
-        raise UnknownName(setting, name, ["auto", "none", *names])
+    for setting, name, manager in (
+        ("serving.tool_parser", tool_parser, ToolParserManager),
+        ("serving.reasoning_parser", reasoning_parser, ReasoningParserManager),
+    ):
+        if name and name not in (known := manager.list_registered()):
+            raise UnknownName(setting, name, ["auto", "none", *known])

@@ -20,6 +20,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from stages.parts.base.errors import Interrupted, ServerFailed
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
@@ -51,7 +52,7 @@ from tests.serving import (
     variant_of,
     wait_until,
 )
-from tests.tool_models import llama_like, qwen_like
+from tests.tool_models import calling, qwen_like
 
 API_KEY = "key-that-nobody-may-see"
 OFFER: dict[str, Any] = {
@@ -408,26 +409,28 @@ def test_an_openai_client_offers_tools_to_a_model_that_writes_calls_as_qwen_does
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_an_openai_client_offers_tools_to_a_model_that_writes_calls_as_llama_does(tmp_path: Path) -> None:
+def test_an_openai_client_gets_a_call_of_a_tool_from_a_model_that_writes_it_as_llama_does(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store", MODEL)
-    publish(store, 1, variant_of(store, "fp16", llama_like(tmp_path / "model")))
+    publish(store, 1, variant_of(store, "fp16", calling(tmp_path / "model")))
     variables = environment(store, SLIPWAY_API_KEY=API_KEY)
     said = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
     try:
         assert said.returncode == 0, said.stderr
         found = endpoint(store)
         assert found
-        offer_tools(found)
+        calls = [call.function for call in offer_tools(found).tool_calls or () if call.type == "function"]
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [("get_time", {"city": "Oslo"})]
     finally:
         stage("serve", "--stop", variables=variables)
 
 
-def offer_tools(served: Endpoint) -> None:
+def offer_tools(served: Endpoint) -> ChatCompletionMessage:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key=API_KEY) as client:
         reply = client.chat.completions.create(**OFFER)
     assert reply.choices[0].finish_reason in ("length", "stop", "tool_calls")
     assert reply.usage
     assert reply.usage.prompt_tokens > 50, "the model was shown the tools"
+    return reply.choices[0].message
 
 
 @pytest.mark.slow
