@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import replace
 from typing import Final
 
 from scoring.names import REFERENCE
@@ -27,11 +28,12 @@ from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.corpora import own_files
-from stages.parts.model.description import describe_commit
+from stages.parts.model.description import chat_files, describe_commit
 from stages.parts.model.name import ModelName
 from stages.parts.vllm.automatic import Requirements, decide, place_here
 from stages.parts.vllm.kernels import experts_of, missing_kernels
 from stages.parts.vllm.model_classes import refuse_unknown_class
+from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.placement import check_replicas
 
 HINT: Final = (
@@ -56,7 +58,10 @@ def main() -> None:
         place = place_here(catalogue(), arguments.gpus)
         decided = decide(described, Requirements(serving, workload, optimize), place)
         check_replicas(decided.serving)
-        for note in decided.notes:
+        with chat_files(store, described) as directory:
+            chats = replace(chat_model(directory), tokenizer=None)
+        check_parsers(*chosen_parsers(serving, chats))
+        for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
         unserved = missing_kernels(experts_of(described.config), serving.dtype)
         if REFERENCE in unserved:

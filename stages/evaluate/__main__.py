@@ -33,6 +33,7 @@ from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
 from stages.parts.records.evaluation import Evaluation, Refused
+from stages.parts.vllm.parsers import parser_arguments
 
 
 def main() -> None:
@@ -120,7 +121,8 @@ def ensure(
     outcomes: dict[str, Found] = {}
     for name in names:
         try:
-            conditions[name] = conditions_of(read_variant(store, name), workload, serving)
+            variant, parsers = read_variant(store, name), parser_arguments(serving, store.optimized(name))
+            conditions[name] = conditions_of(variant, workload, serving, parsers)
         except DamagedModel as error:
             outcomes[name] = (error, False)
     if (reference := profile.reference_variant) and reference not in conditions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +22,9 @@ from stages.parts.vllm.placement import gpu_groups
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
-    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s"),
+    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser"),
 }
-"""Serving settings that have no effect on a figure, or only through ``Conditions.binding``."""
+"""Serving settings that have no effect on a figure, or only through ``Conditions.binding`` or the parsers they mean."""
 ROUNDS: Final = 1
 """Rounds of load after each start. Once there were two: such measurements are not continued."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
@@ -48,8 +49,9 @@ class Conditions:
         return digest_of(fields)
 
 
-def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Conditions:
-    """Raise ConfigError if a tool is not installed, or a file that the workload names does not exist."""
+def conditions_of(variant: Variant, workload: Workload, serving: Serving, parsers: Sequence[str] = ()) -> Conditions:
+    """Name what the figures of a variant follow from; *parsers* are ``parser_arguments`` of its directory. Raise
+    ConfigError if a tool is not installed, or a file that the workload names does not exist."""
     plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text", *HOW_LONG})
     digests = {
         "tasks_digest": tasks_digest(workload.tasks_path),
@@ -60,6 +62,8 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving) -> Con
     machine, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
     if machine.gpus and serving.dtype == "auto":
         settings["dtype"] = "as stored"  # it once was float16 there
+    if parsers:  # earlier measurements of other models stay valid
+        settings["parsers"] = list(parsers)
     if len(gpu_groups(serving)) > 1:  # servers run side by side, each with GPUs of its own
         machine = machine.model_copy(update={"gpus": machine.gpus[: serving.tensor_parallel_size]})
     return Conditions(

@@ -165,8 +165,12 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
     began = time.monotonic()
     arguments = {"model": served.access.model, "num_concurrent": concurrency, "timeout": TIMEOUT_S}
     if chat:
-        arguments["base_url"] = served.access.at(CHAT)
+        from stages.evaluate.answers import WholeAnswers
+
+        model: Any = WholeAnswers(base_url=served.access.at(CHAT), **arguments)
+        arguments = {}
     else:
+        model = "local-completions"
         arguments |= {
             "base_url": served.access.at(PLAIN),
             "tokenizer": str(served.directory),
@@ -175,8 +179,8 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
             "max_length": served.max_model_len,
         }
     result = lm_eval.simple_evaluate(
-        model="local-chat-completions" if chat else "local-completions",
-        model_args=arguments,
+        model=model,
+        model_args=arguments or None,
         tasks=tasks,
         apply_chat_template=chat,
         log_samples=True,

@@ -27,6 +27,7 @@ from stages.parts.records.evaluation import TaskScore
 from stages.parts.samples.figures import bits_per_byte_interval, task_score
 from stages.parts.samples.lines import PerplexityItem, Samples
 from stages.parts.vllm.arguments import serves_on_gpu
+from stages.parts.vllm.parsers import PARSES_CALLS
 from stages.parts.vllm.server import Server
 from stages.parts.vllm.server_log import ServerLog
 
@@ -34,8 +35,6 @@ SUPPORTED: Final = f"tasks with {', '.join(ACCURACIES)} or {BITS_PER_BYTE}"
 CONCURRENCY: Final = {True: 64, False: 8}
 """Requests at a time with and without a GPU, unless the workload says how many."""
 OURS: Final = OWN.keys() | DEFINED
-PARSES_CALLS: Final = "--enable-auto-tool-choice"
-"""An argument of ``vllm serve``, for ``serving.extra_arguments``."""
 FIRST: Final = 2000
 """Items of our own tasks that are asked of every variant if the workload does not say how many."""
 SLICE: Final = 100

@@ -26,7 +26,8 @@ from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
-from stages.parts.vllm.client import has_chat_template
+from stages.parts.vllm.client import answers_chat, has_chat_template
+from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
 from stages.parts.vllm.probes import check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
 
@@ -178,6 +179,7 @@ class Subject:
             try:
                 data.probes = record_probes(access)
                 data.agreement = check_probes(access, data.probes)
+                self._try_tools(server)
                 chats = has_chat_template(self.directory)
                 longest = server.max_model_len()
                 documents = measure_distributions(access, self.session.workload, longest, chats=chats)
@@ -185,6 +187,15 @@ class Subject:
             except SlipwayError:
                 server.check_alive()
                 raise
+
+    def _try_tools(self, server: Server) -> None:
+        """Offer it a tool to call, or note why that can't be done though its chat template offers tools."""
+        if PARSES_CALLS in server.arguments:
+            if not answers_chat(server.url, server.name, server.api_key, tools=True):
+                raise ServerFailed(f"{self.name} did not answer a chat in which it may call a tool")
+        elif why := why_calls_stay(self.session.serving, chat_model(self.directory)):
+            say(f"note: {why}")
+            self.data.not_asked["tool_choice: auto"] = why
 
     def ask(self) -> None:
         """Ask the next part of the quality tasks: the first slice of the items, then the rest of those that every

@@ -19,6 +19,7 @@ from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.client import Access, answer, answers_chat, has_chat_template
+from stages.parts.vllm.parsers import parses_calls
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.analysis import FAILURES, Observation, analyse
 from stages.rollout.pairs import Timing, send_pairs
@@ -51,14 +52,16 @@ class Look:
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
     """Tell whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
-    *stable* release has a chat template. Raises ServerFailed if it refuses chats."""
+    *stable* release has a chat template, with a tool to call if its server parses that. Raises ServerFailed if it
+    refuses chats."""
     url = target.url(release)
     try:
         answer(url, store.model, api_key())
     except ServerFailed:
         return False
     chats = any(has_chat_template(store.releases / name) for name in (release, stable) if name)
-    return not chats or answers_chat(url, store.model, api_key())
+    tools = parses_calls(target.serving_of(release), store.releases / release)
+    return not chats or answers_chat(url, store.model, api_key(), tools=tools)
 
 
 def agreement(store: ModelStore, target: Target, release: str) -> float | None:

@@ -13,7 +13,7 @@ import psutil
 
 from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.settings import parse
 from stages.parts.base.store import ModelStore, exclusive
 from stages.parts.endpoint import endpoint as endpoints
@@ -68,12 +68,15 @@ class OneMachine:
         running = self._running()
         return ", ".join(self.changed_settings(running)) if running and running.release == release else ""
 
+    def serving_of(self, release: str) -> Serving:
+        return pinned(self._store, self._asked, release)
+
     def startup_s(self, release: str) -> int:
-        return pinned(self._store, self._asked, release).startup_timeout_s
+        return self.serving_of(release).startup_timeout_s
 
     def check_room(self, release: str) -> None:
         """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one."""
-        check_replicas(pinned(self._store, self._asked, release))
+        check_replicas(self.serving_of(release))
 
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
@@ -307,4 +310,5 @@ def fits_twice(serving: AskedServing) -> bool:
 
 
 def settings_of(running: Endpoint) -> AskedServing:
-    return parse(AskedServing, running.serving, "endpoint.json")
+    earlier = {"tool_parser": "none", "reasoning_parser": "none"}  # of an endpoint that an earlier version started
+    return parse(AskedServing, earlier | running.serving, "endpoint.json")

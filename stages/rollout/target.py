@@ -12,7 +12,7 @@ from stages.parts.records.rollout import KSERVE, LOCAL
 from stages.parts.releases.split import Split
 
 if TYPE_CHECKING:
-    from stages.parts.base.serving_settings import AskedServing
+    from stages.parts.base.serving_settings import AskedServing, Serving
     from stages.parts.base.store import ModelStore
     from stages.rollout.kserve.settings import KServe
 
@@ -62,6 +62,9 @@ class Target(Protocol):
 
     def changes(self, release: str) -> str:
         """Say what ``deploy`` would change for *release*, which is served already; empty if nothing."""
+
+    def serving_of(self, release: str) -> Serving:
+        """Return the settings with which its server is started."""
 
     def startup_s(self, release: str) -> int:
         """Return the longest time in seconds from the start of its server to its first answer."""

@@ -80,8 +80,10 @@ def message(prompt: str, max_tokens: int, right: Callable[[Choice], bool], **opt
 
 
 def said(choice: Choice) -> str:
-    """Extract the text of a chat's answer without the thoughts before it; empty if there is none."""
-    return str((choice.get("message") or {}).get("content") or "").rpartition(END_OF_THINKING)[2]
+    """Extract the text of a chat's answer without the thoughts before it, or if it ended within them, the thoughts;
+    empty if there is none."""
+    answer = choice.get("message") or {}
+    return str(answer.get("content") or answer.get("reasoning") or "").rpartition(END_OF_THINKING)[2]
 
 
 def values(served: Served, questions: Sequence[Question], concurrency: int) -> list[Any]:

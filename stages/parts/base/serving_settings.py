@@ -8,8 +8,13 @@ from pydantic import Field, model_validator
 
 from stages.parts.base.settings import AbsolutePath, Positive, Settings
 
-PINNED: Final = ("max_model_len", "tensor_parallel_size", "startup_timeout_s", "max_queued_tokens")
-"""The serving settings in which *auto* becomes a number before anything is served."""
+PINNED: Final = (
+    *("max_model_len", "tensor_parallel_size", "startup_timeout_s", "max_queued_tokens"),
+    *("tool_parser", "reasoning_parser"),
+)
+"""The serving settings in which *auto* becomes what a release was measured with."""
+Parser = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+"""auto, none, or a name that vLLM knows."""
 
 
 class AskedServing(Settings):
@@ -42,6 +47,12 @@ class AskedServing(Settings):
     """Prompt tokens that may wait at a server of production before further requests are answered 503. auto: as many as
     the release was measured to read within the workload's target for the first token, and at least its context; no
     limit if that is not known, or if ``extra_arguments`` has one. None: no limit. Evaluations have none."""
+    tool_parser: Parser = "auto"
+    """How vLLM finds calls of tools in answers (``--tool-call-parser``); without it ``tool_choice: auto`` is refused.
+    auto: as the model's chat template has it write them, if that is known. none: they stay in the text."""
+    reasoning_parser: Parser = "auto"
+    """How vLLM parts thoughts from answers (``--reasoning-parser``). auto: as the model's chat template has it write
+    them, if that is known. none: they stay in the text."""
     replicas: Positive = 1
     """Servers of each release on one machine: each with ``tensor_parallel_size`` GPUs of its own, or without GPUs with
     an equal part of the cores. Evaluations measure one of them. On a cluster ``kserve.scaling`` says how many."""
@@ -69,7 +80,7 @@ class AskedServing(Settings):
             raise ValueError("tls_certificate and tls_key belong together")
         return self
 
-    def pinned(self, **figures: int | None) -> Serving:
+    def pinned(self, **figures: int | str | None) -> Serving:
         """Put these figures, or else the defaults of ``Serving``, in the place of every *auto*."""
         settings = self.model_dump()
         fixed = {name: value for name, value in settings.items() if name not in PINNED or value != "auto"}

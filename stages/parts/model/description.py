@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from scoring.capacity.families import BYTES
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import INDEX, SINGLE, parse_object, read_config, weight_files
+from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, parse_object, read_config, weight_files
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired
+
+CHAT_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Where a chat template may be."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,20 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
     if acquired and acquired.commit == commit:
         return describe_directory(store.base, source)
     return describe_model(source, commit)
+
+
+@contextlib.contextmanager
+def chat_files(store: ModelStore, described: Description) -> Iterator[Path]:
+    """Find a directory that has the model's configuration and chat templates: the store's or the model's own, or one
+    that is filled from the Hub and removed afterwards. Raises the errors of ``describe_model``."""
+    if described.commit is None:
+        yield ModelName.parse(described.model).directory or store.base
+        return
+    with tempfile.TemporaryDirectory(prefix="slipway-chat-") as folder:
+        present = set(hub.describe(described.model, described.commit).paths)
+        for name in present.intersection((CONFIG, *CHAT_FILES)):
+            (Path(folder) / name).write_bytes(hub.read_small(described.model, described.commit, name))
+        yield Path(folder)
 
 
 def describe_directory(directory: Path, source: str) -> Description:

@@ -20,6 +20,7 @@ from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.parsers import REASONING_PARSER, TOOL_PARSER, chat_model, chosen_parsers
 from stages.parts.vllm.sizing import startup_s
 
 ROUNDED: Final = 100
@@ -27,6 +28,7 @@ ROUNDED: Final = 100
 LIMITED: Final = re.compile(r"--max[-_]num[-_]queued[-_]")
 """Extra arguments with a limit of the user's own."""
 ARGUMENTS: Final = {"max_model_len": "--max-model-len", "tensor_parallel_size": "--tensor-parallel-size"}
+PARSERS: Final = {"tool_parser": TOOL_PARSER, "reasoning_parser": REASONING_PARSER}
 
 
 class OnFewerGpus(Record):
@@ -81,16 +83,20 @@ def alike(store: ModelStore, release: str, decision: Production) -> bool:
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
-    """Put a number in place of every ``auto`` in *asked*: the defaults of ``Serving`` where nothing is known; raise
-    DamagedModel if what is stored of the release can't be read."""
+    """Put what the release was measured with in place of every ``auto`` in *asked*: where nothing is known, the parsers
+    of what its model writes, and otherwise the defaults of ``Serving``; raise DamagedModel if what is stored of the
+    release can't be read."""
     if release is None or not any(getattr(asked, name) == "auto" for name in PINNED):
         return asked.pinned()
     measured = MeasuredWith.read(store.releases / release / METRICS)
     engine = measured.served if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
-    figures = {name: value for name, argument in ARGUMENTS.items() if (value := _value(arguments, argument))}
+    figures = {name: int(value) for name, argument in ARGUMENTS.items() if (value := _value(arguments, argument))}
     figures["startup_timeout_s"] = startup_s(weights_bytes(store, release), ready_s)
-    settings = asked.pinned(**figures)
+    found = chosen_parsers(asked, chat_model(store.releases / release))
+    named = zip(PARSERS.items(), found, strict=True)
+    parsers = {name: _value(arguments, argument) or parser or "none" for (name, argument), parser in named}
+    settings = asked.pinned(**figures, **parsers)
     if measured is None or asked.max_queued_tokens != "auto" or LIMITED.search(" ".join(asked.extra_arguments)):
         return settings
     context = settings.max_model_len or _own_context(store.releases / release)
@@ -113,6 +119,6 @@ def weights_bytes(store: ModelStore, release: str) -> int:
     return sum(path.stat().st_size for path in (store.releases / release).glob("*.safetensors"))
 
 
-def _value(arguments: Sequence[str], name: str) -> int | None:
-    """Read the number after an argument of ``vllm serve``, if it is among them."""
-    return int(arguments[arguments.index(name) + 1]) if name in arguments[:-1] else None
+def _value(arguments: Sequence[str], name: str) -> str | None:
+    """Read what follows an argument of ``vllm serve``, if it is among them."""
+    return arguments[arguments.index(name) + 1] if name in arguments[:-1] else None

@@ -19,6 +19,7 @@ from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.vllm.parsers import parser_arguments
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command of this Python environment, whether or not it is on PATH."""
@@ -68,7 +69,7 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
         arguments.append("--enforce-eager")
     if settings.max_queued_tokens:
         arguments += ["--max-num-queued-tokens", str(settings.max_queued_tokens)]
-    return [*arguments, *settings.extra_arguments]
+    return [*arguments, *parser_arguments(settings, model), *settings.extra_arguments]
 
 
 def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:

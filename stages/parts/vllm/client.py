@@ -24,6 +24,10 @@ SOCKET: Final = ".sock"
 """How the name of a Unix socket ends."""
 SOCKET_EXTENSION: Final = "slipway.socket"
 """The Unix socket's path, of a request that was sent to one."""
+A_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
@@ -136,14 +140,19 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, c
         raise ServerFailed(f"{url} did not answer: {type(error).__name__}: {error}") from error
 
 
-def answers_chat(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0) -> bool:
-    """Whether it completes a chat; False: not at the moment. Raise ServerFailed if it refuses: its chat template is
-    missing or broken, which will not change."""
-    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
+def answers_chat(url: str, name: str, api_key: str = "", *, tools: bool = False, timeout_s: float = 60.0) -> bool:
+    """Whether it completes a chat, in which it may call a tool if *tools*; False: not at the moment. Raise ServerFailed
+    if it refuses: its chat template is missing or broken, or it has no parser, which will not change."""
+    messages = [{"role": "user", "content": "What time is it in Lisbon?" if tools else "Hello"}]
+    body = {"model": name, "messages": messages, "max_tokens": 1, "temperature": 0}
+    body |= {"tools": [A_TOOL], "tool_choice": "auto"} if tools else {}
     try:
         reply = http().post(f"{url}/v1/chat/completions", json=body, headers=credentials(api_key), timeout=timeout_s)
         if reply.status_code == httpx.codes.BAD_REQUEST:
-            raise ServerFailed(f"{url} refused a chat completion: {_refusal(reply)}", hint="see its chat template")
+            raise ServerFailed(
+                f"{url} refused a chat completion: {_refusal(reply)}",
+                hint="see its chat template, or serving.tool_parser",
+            )
         return reply.is_success and bool(reply.json()["choices"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return False
@@ -156,14 +165,15 @@ def has_chat_template(directory: Path) -> bool:
 
 def chat_template(directory: Path) -> str:
     """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
-    templates = [_text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
+    templates = [text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
     with contextlib.suppress(ValueError, AttributeError):
-        stated = json.loads(_text_of(directory / "tokenizer_config.json")).get("chat_template")
+        stated = json.loads(text_of(directory / "tokenizer_config.json")).get("chat_template")
         templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
     return "\n".join(filter(None, templates))
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Read a file; empty if it can't be read as text."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")
     return ""

@@ -15,6 +15,7 @@ from typing import Final
 
 from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.log import say
+from stages.parts.base.serving_settings import Serving
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.counters import Counters
@@ -86,8 +87,11 @@ class KServeTarget(Target):
         """Build the predictor of *release* by the present settings."""
         return predictor(self.endpoint, release)
 
+    def serving_of(self, release: str) -> Serving:
+        return self.endpoint.serving_of(release)
+
     def startup_s(self, release: str) -> int:
-        return self.endpoint.serving_of(release).startup_timeout_s
+        return self.serving_of(release).startup_timeout_s
 
     def check_room(self, release: str) -> None:
         check_room(self.cluster, self.endpoint, release, present=len(self.pods.of(release)))

@@ -14,6 +14,7 @@ from pipeline.settings.config import load
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.machine.processor import processor
+from tests.extras import need
 from tests.hub import HubServer
 from tests.hub.models import Stages, tiny_model
 
@@ -126,6 +127,27 @@ def test_settings_that_contradict_each_other_end_the_stage_before_anything_is_ma
     assert ended.returncode == 2
     assert "max_model_len 4,096: the model was made for 2,048 tokens" in ended.stderr
     assert not (stages.folder / "outputs" / "variants").exists()
+
+
+def test_a_parser_that_vllm_lacks_ends_the_stage_and_one_that_is_not_known_is_said(
+    stages: Stages, hub: HubServer
+) -> None:
+    need("vllm")
+    template = {"chat_template": "<|tool|>{{ tools }}"}
+    tools = tiny_model(
+        **{"config.json": json.dumps(CONFIG).encode(), "tokenizer_config.json": json.dumps(template).encode()}
+    )
+    hub.add_repo("org/tools", tools)
+    said = stages.run("check", "--model", "org/tools", "--settings", '{"variants": ["fp16"]}', SLIPWAY_RUN="r1")
+    assert said.returncode == 0, said.stderr
+    assert (
+        "note: the chat template offers tools, but no parser is known for its calls (serving.tool_parser)"
+        in said.stderr
+    )
+    serving = AskedServing(tool_parser="hermess").model_dump_json()
+    ended = stages.run("check", "--model", "org/tools", "--serving", serving, SLIPWAY_RUN="r1")
+    assert ended.returncode == 2
+    assert "unknown serving.tool_parser 'hermess'\n  hint: did you mean 'hermes'?" in ended.stderr
 
 
 def test_a_file_that_the_settings_name_and_the_pod_lacks_ends_the_stage(stages: Stages) -> None:

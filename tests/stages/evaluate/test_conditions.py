@@ -60,6 +60,12 @@ def test_a_setting_with_an_effect_on_a_figure_changes_the_key(
     assert changed.key != conditions_of(variant, WORKLOAD, Serving()).key
 
 
+def test_parsers_change_the_key_and_what_they_are_chosen_by_does_not(variant: Variant) -> None:
+    key, named = conditions_of(variant, WORKLOAD, Serving()).key, Serving(tool_parser="hermes", reasoning_parser="none")
+    assert conditions_of(variant, WORKLOAD, named).key == key
+    assert conditions_of(variant, WORKLOAD, Serving(), ["--reasoning-parser", "qwen3"]).key != key
+
+
 def test_another_variant_has_another_key(variant: Variant) -> None:
     other = variant.model_copy(update={"digest": "0" * 64})
     assert conditions_of(variant, WORKLOAD, Serving()).key != conditions_of(other, WORKLOAD, Serving()).key

@@ -37,6 +37,7 @@ from tests.serving import (
     wait_until,
 )
 from tests.stages.evaluate.program import EVALUATE
+from tests.tool_models import llama_like
 
 LM_EVAL = Path(__file__).with_name("standin")
 GENERATOR = ["-m", "stages.evaluate.generator"]
@@ -239,9 +240,9 @@ class Measuring:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
+def test_a_trace_is_sent_line_by_line_at_its_rate_to_a_model_that_may_call_tools(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store", MODEL)
-    variant_of(store, "fp16", DEMO / "model")
+    variant_of(store, "fp16", llama_like(tmp_path / "model"))
     lines: list[dict[str, Any]] = [{"prompt_tokens": 20 + number, "output_tokens": 4 + number} for number in range(5)]
     lines += [{"prompt": "The function returns a list of", "output_tokens": 9}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -252,6 +253,7 @@ def test_a_trace_is_sent_line_by_line_at_its_rate(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     found = Evaluation.read(store.evaluation("fp16"))
     assert found
+    assert found.engine.arguments[-3:] == ("--enable-auto-tool-choice", "--tool-call-parser", "llama3_json")
     rounds = read_samples(samples_path(store, "fp16"), found).rounds
     requests = [request for each in rounds for request in each.requests]
     # The first two are those of the ramp.

@@ -46,6 +46,11 @@ def solved(asked: Asked, right: bool) -> Said:
     return chat(followed if right else f"{followed}, " + "and so on " * 100)
 
 
+def thought(asked: Asked, right: bool) -> Said:
+    """The same, where the server took all of it for thoughts."""
+    return {"message": {"content": None, "reasoning": solved(asked, right)["message"]["content"]}}
+
+
 def obedient(row: dict[str, Any]) -> str:
     """A short text that follows all instructions of one of our own prompts."""
     told = dict(zip(row["instruction_id_list"], row["kwargs"], strict=True))
@@ -107,7 +112,7 @@ def test_the_share_of_right_answers_is_the_score_and_only_the_hub_is_asked_for_d
         with Preloaded(MODULE, tmp_path / "harness.log") as harness:
             scores = {}
             for task, right in (("gsm8k", 11), ("ifeval", 6), ("instructions", 8), ("gsm8k", 15)):
-                with scripted(right, solved) as endpoint:
+                with scripted(right, thought if right in (6, 11) else solved) as endpoint:
                     asked = workload(task)
                     found = run_tasks(harness, served(endpoint), directory, asked, log, include_defaults=False)
                     assert all(each["temperature"] == 0 for each in endpoint.asked)

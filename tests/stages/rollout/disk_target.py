@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import LOCAL
@@ -51,6 +52,9 @@ class DiskTarget:
 
     def changes(self, release: str) -> str:
         return ""
+
+    def serving_of(self, release: str) -> Serving:
+        return Serving()
 
     def startup_s(self, release: str) -> int:
         return 60

@@ -86,6 +86,8 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 self.server.refused += 1
             return self.reply(400, b'{"error": {"message": "no chat template"}}')
+        if "tools" in asked and self.server.behaviour.get("refuses_tools"):
+            return self.reply(400, json.dumps({"error": {"message": '"auto" tool choice requires a parser'}}).encode())
         if asked.get("stream"):
             return self.stream(asked, tokens)
         self.count(tokens)

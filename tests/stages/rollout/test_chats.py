@@ -16,12 +16,13 @@ from stages.parts.releases.split import Split
 from stages.parts.vllm.client import has_chat_template
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
+from tests.tool_models import QWEN
 
 CHAT = {"model": "org/name", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
 
-def give_template(stage: Stage, release: str) -> None:
-    (stage.store.releases / release / "chat_template.jinja").write_text("{{ messages }}")
+def give_template(stage: Stage, release: str, text: str = "{{ messages }}") -> None:
+    (stage.store.releases / release / "chat_template.jinja").write_text(text)
 
 
 def test_a_chat_template_is_a_file_or_a_field_of_the_tokenizer_s_configuration(stage: Stage) -> None:
@@ -41,6 +42,16 @@ def test_a_release_with_a_template_that_refuses_chats_is_not_ready(stage: Stage)
     with pytest.raises(ServerFailed, match="refused a chat completion: 400 no chat template"):
         roll_out(stage.store, stage.target, GOOD, SETTINGS)
     assert stage.target.split() == Split(stable=None)
+
+
+def test_a_release_that_refuses_tools_though_its_server_has_a_parser_is_not_ready(stage: Stage) -> None:
+    stage.make(GOOD, refuses_tools=True)
+    give_template(stage, GOOD, "{{ messages }}{{ tools }}")
+    assert roll_out(stage.store, stage.target, GOOD, SETTINGS).state == "promoted", "no parser is known for its calls"
+    stage.make(NEXT, refuses_tools=True)
+    give_template(stage, NEXT, QWEN)
+    with pytest.raises(RolledBack, match=r'refused a chat completion: 400 "auto" tool choice requires'):
+        roll_out(stage.store, stage.target, NEXT, SETTINGS)
 
 
 def test_a_release_that_lost_the_template_of_the_stable_one_is_not_ready(stage: Stage) -> None:

@@ -20,6 +20,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from stages.parts.base.errors import Interrupted, ServerFailed
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
@@ -31,12 +32,11 @@ from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
-from stages.parts.vllm.client import answer, credentials, healthy
+from stages.parts.vllm.client import A_TOOL, answer, credentials, healthy
 from stages.rollout.one_machine import OneMachine
 from tests.mixed_requests import check_usage, clients, sums_since
 from tests.routes import unexpected_answers
 from tests.serving import (
-    DEMO,
     MODEL,
     ROLLOUT,
     SERVING,
@@ -52,8 +52,16 @@ from tests.serving import (
     variant_of,
     wait_until,
 )
+from tests.tool_models import calling, qwen_like
 
 API_KEY = "key-that-nobody-may-see"
+OFFER: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "What time is it in Oslo?"}],
+    "tools": [A_TOOL],
+    "tool_choice": "auto",
+    "max_tokens": 8,
+}
 HASTY = RestartPolicy(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=60, first_pause_s=0.1)
 
 
@@ -360,9 +368,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo model, served by the real vLLM under an API key."""
+    """The demo model with tools, served by the real vLLM under an API key."""
     store = ModelStore(tmp_path_factory.mktemp("served") / "store", MODEL)
-    release = publish(store, 1, variant_of(store, "fp16", DEMO / "model"))
+    release = publish(store, 1, variant_of(store, "fp16", qwen_like(tmp_path_factory.mktemp("model") / "qwen")))
     measured = {"prompt_tokens_per_s": 100, "workload": {"slo": {"ttft_ms": 1000, "tpot_ms": 100}}}
     (store.releases / release / METRICS).write_text(json.dumps(measured))
     variables = environment(store, SLIPWAY_API_KEY=API_KEY)
@@ -388,6 +396,41 @@ def test_an_openai_client_gets_a_chat_completion(served: Served) -> None:
         assert reply.usage
         assert 1 <= reply.usage.completion_tokens <= 8
         assert [model.id for model in client.models.list()] == [MODEL]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_an_openai_client_offers_tools_to_a_model_that_writes_calls_as_qwen_does(served: Served) -> None:
+    offer_tools(served.endpoint)
+    with openai.OpenAI(base_url=f"{served.endpoint.url}/v1", api_key=API_KEY) as client:
+        events = client.chat.completions.create(**OFFER, stream=True)
+        assert [each for event in events for each in event.choices if each.finish_reason]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_an_openai_client_gets_a_call_of_a_tool_from_a_model_that_writes_it_as_llama_does(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store", MODEL)
+    publish(store, 1, variant_of(store, "fp16", calling(tmp_path / "model")))
+    variables = environment(store, SLIPWAY_API_KEY=API_KEY)
+    said = stage("serve", "--serving", json.dumps(SERVING), variables=variables)
+    try:
+        assert said.returncode == 0, said.stderr
+        found = endpoint(store)
+        assert found
+        calls = [call.function for call in offer_tools(found).tool_calls or () if call.type == "function"]
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [("get_time", {"city": "Oslo"})]
+    finally:
+        stage("serve", "--stop", variables=variables)
+
+
+def offer_tools(served: Endpoint) -> ChatCompletionMessage:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=API_KEY) as client:
+        reply = client.chat.completions.create(**OFFER)
+    assert reply.choices[0].finish_reason in ("length", "stop", "tool_calls")
+    assert reply.usage
+    assert reply.usage.prompt_tokens > 50, "the model was shown the tools"
+    return reply.choices[0].message
 
 
 @pytest.mark.slow
