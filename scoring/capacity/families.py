@@ -135,11 +135,9 @@ def _glm_moe(read: Reader, index: int) -> Layer:
 
 
 def _hunyuan_moe(read: Reader, index: int) -> Layer:
-    for field in ("num_experts", "moe_topk"):
-        if isinstance(read.config.get(field), list):
-            raise NotSizeable(f"{field} differs from layer to layer")
-    width = read.count("intermediate_size")
-    return read.layer(read.attention(index), read.mixture(width, width))
+    width, active = read.count("intermediate_size"), read.config.get("moe_topk")
+    experts = read.mixture(width, width, active=active[index] if isinstance(active, list) else None)
+    return read.layer(read.attention(index), experts)
 
 
 def _qwen_moe(read: Reader, index: int) -> Layer:

@@ -100,9 +100,10 @@ class Reader:
         """Count the experts of a layer; 0 without the field."""
         return self.first(EXPERTS)
 
-    def mixture(self, width: int, shared: int = 0, inputs: int | None = None) -> FeedForward:
-        """Read experts of this *width*, the width that all tokens *shared*, and the experts' *inputs*."""
-        active = self.first(EXPERTS_PER_TOKEN)
+    def mixture(self, width: int, shared: int = 0, inputs: int | None = None, active: int | None = None) -> FeedForward:
+        """Read experts of this *width*, the width that all tokens *shared*, the experts' *inputs*, and how many a token
+        passes unless *active* says so."""
+        active = self.first(EXPERTS_PER_TOKEN) if active is None else active
         return FeedForward(shared, self.experts(), active, width, gated=self.family.gated, expert_inputs=inputs)
 
     def dense(self, field: str = "intermediate_size") -> FeedForward:

@@ -45,7 +45,7 @@ GIVEN: Final[dict[str, dict[str, Any]]] = {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "mlp"]
     },
     "hunyuan_v1_dense": {"head_dim": 128},
-    "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": [1, 2, 2, 2, 2, 2]},
     "lfm2": {"full_attn_idxs": [2, 5]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"]},
 }
@@ -219,6 +219,34 @@ def test_a_config_of_before_images_had_their_own_is_read() -> None:
         {"model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text"} | sizes}
     )
     assert model.tied
+
+
+@pytest.mark.parametrize(
+    ("published", "billions"),
+    [
+        ({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}, 20.91),  # arXiv:2508.10925
+        ({"model_type": "gpt_oss", "num_hidden_layers": 36, "num_local_experts": 128}, 116.83),
+        (
+            {
+                "model_type": "lfm2",
+                "hidden_size": 2048,
+                "block_ff_dim": 12288,
+                "num_hidden_layers": 16,
+                "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            },
+            1.17,  # its model card
+        ),
+        (
+            {
+                "model_type": "gemma3",
+                "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},
+            },
+            3.88,  # arXiv:2503.19786, table 1: 675 million of embeddings and 3,209 million others
+        ),
+    ],
+)
+def test_a_publishers_short_config_gives_the_published_parameters(published: dict[str, Any], billions: float) -> None:
+    assert round(count_parameters(read_architecture(published)).total / 1e9, 2) == billions
 
 
 def test_vllm_serves_every_family() -> None:
