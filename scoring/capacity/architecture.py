@@ -45,18 +45,23 @@ class Attention:
     head_size: int
     window: int | None = None
     """Tokens that a sliding window reaches back; None: all."""
+    chunked: bool = False
+    """Whether the window begins at a multiple of its length, and does not slide."""
     gated: bool = False
     """Whether the query projection also makes a gate for the output, as wide as the queries."""
+    projections: Literal[0, 1, 2] = 2
+    """Projections for keys and values: 1 if the keys are the values too; 0 if an earlier layer's cache is read."""
 
     def values_per_token(self, tensor_parallel_size: int) -> int:
-        """Count the cached values of one token on one GPU: a key and a value for each of its KV heads, at least one."""
-        return 2 * max(1, self.kv_heads // tensor_parallel_size) * self.head_size
+        """Count the values of one token that this layer caches on one GPU: a key and a value for each of its KV heads,
+        at least one; none if it reads an earlier layer's."""
+        return 2 * max(1, self.kv_heads // tensor_parallel_size) * self.head_size if self.projections else 0
 
     def matrices(self, hidden: int) -> tuple[Matrix, ...]:
         queries = self.heads * self.head_size
-        fused = queries * (2 if self.gated else 1) + 2 * self.kv_heads * self.head_size
+        fused = queries * (2 if self.gated else 1) + self.projections * self.kv_heads * self.head_size
         return (
-            Matrix("attention", hidden, fused, "columns", tensors=3),
+            Matrix("attention", hidden, fused, "columns", tensors=1 + self.projections),
             Matrix("attention", queries, hidden, "rows"),
         )
 
@@ -72,6 +77,7 @@ class LatentAttention:
     nope_size: int
     value_size: int
     window: None = None
+    chunked: Literal[False] = False
 
     def values_per_token(self, tensor_parallel_size: int) -> int:
         """Count the cached values of one token: the latent vector and the rotary key, complete on each GPU."""
@@ -94,7 +100,7 @@ class LatentAttention:
 class StateSpace:
     """A state-space or linear-attention layer, whose state has the same size for any length of the sequence."""
 
-    form: Literal["mamba", "mamba2", "gated delta net"]
+    form: Literal["mamba", "mamba2", "gated delta net", "short convolution"]
     inner: int
     """Channels of the convolution apart from the groups."""
     groups: int
@@ -134,7 +140,7 @@ class StateSpace:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A gated MLP, a mixture of such experts, or both; each has a gate, an up and a down projection."""
+    """An MLP, a mixture of experts, or both; each has an up and a down projection, and most have a gate."""
 
     width: int = 0
     """Width of the MLP that every token passes, shared experts included; 0: none."""
@@ -142,6 +148,9 @@ class FeedForward:
     active: int = 0
     """Experts that one token passes."""
     expert_width: int = 0
+    gated: bool = True
+    expert_inputs: int | None = None
+    """Values of a token that the experts get; None: its hidden state."""
 
     @property
     def passed_width(self) -> int:
@@ -150,22 +159,25 @@ class FeedForward:
 
     def matrices(self, hidden: int) -> tuple[Matrix, ...]:
         matrices: list[Matrix] = []
+        tensors = 2 if self.gated else 1
         if self.width:
             matrices += [
-                Matrix("mlp", hidden, 2 * self.width, "columns", tensors=2),
+                Matrix("mlp", hidden, tensors * self.width, "columns", tensors=tensors),
                 Matrix("mlp", self.width, hidden, "rows"),
             ]
         if self.experts:
+            inputs = self.expert_inputs or hidden
             matrices += [
-                Matrix("experts", hidden, 2 * self.expert_width, "columns", self.experts, tensors=2),
-                Matrix("experts", self.expert_width, hidden, "rows", self.experts),
+                Matrix("experts", inputs, tensors * self.expert_width, "columns", self.experts, tensors=tensors),
+                Matrix("experts", self.expert_width, inputs, "rows", self.experts),
             ]
         return tuple(matrices)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer. A few models have attention and a state-space part side by side in one layer."""
+    """A decoder layer. A few models have attention and a state-space part side by side in one layer, and others one
+    part alone."""
 
     attention: Attention | LatentAttention | None
     state_space: StateSpace | None
@@ -195,6 +207,10 @@ class Architecture:
     layers: tuple[Layer, ...]
     recurrent_bytes: int | None = None
     """Bytes of a value in the recurrent state if the model prescribes them; None: as the model's own type."""
+    tables: int = 0
+    """Parameters of further embeddings, of which a token looks up a row."""
+    outside: int = 0
+    """Parameters that are in no layer, besides embeddings and output head: the last norm, and projections."""
     other: int = 0
     """Parameters in the checkpoint that config.json does not describe: for images or sound, or for speculation."""
 

@@ -7,9 +7,9 @@ follows vLLM's model files. A model of another type is refused, because a guess 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
 
 from scoring.capacity.architecture import (
     Architecture,
@@ -20,148 +20,124 @@ from scoring.capacity.architecture import (
     NotSizeable,
     StateSpace,
 )
+from scoring.capacity.reader import CHUNKED, Config, Family, Reader
 
-Config = Mapping[str, Any]
-
-EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a value by the type that config.json names."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """How config.json describes a layer, where its families differ."""
-
-    layer: Callable[[Reader, int], Layer]
-    """Makes the layer with this index."""
-    norms: int = 2
-    """Norms over the hidden size in each layer."""
-    head_norms: bool = False
-    """Whether each query and key head is normalized."""
-    wide_norms: bool = False
-    """Whether all queries, and all keys, are normalized together."""
-    qkv_bias: bool = False
-    """Whether queries, keys and values have biases even if config.json does not say so."""
-    window: int | None = None
-    """The window in tokens if config.json does not mention it; null there means none."""
-    full_every: int = 0
-    """One layer in this many has full attention and the others a window, if config.json does not list them; 0: none."""
-    windows_last: bool = False
-    """Whether windows are off by default, and only the layers from ``max_window_layers`` on have one."""
-    tied: bool = False
-    """Whether the output head is the embedding unless config.json says otherwise."""
+STATE_TYPES: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+"""Fields that name the type of a recurrent state."""
 
 
 def read_architecture(config: Config) -> Architecture:
     """Read the architecture that a config.json describes; the text model's, if it has parts for images or sound. Raise
     NotSizeable if the family is not known, or a field is missing or has an unusable value; the message names it."""
-    text = config.get("text_config", config)
+    whole = str(config.get("model_type", ""))
+    text = config.get("text_config") or config
     if not isinstance(text, Mapping):
         raise NotSizeable("text_config is not an object")
-    name = str(text.get("model_type", config.get("model_type", "")))
+    name = str(text.get("model_type", whole))
+    name = name if name in FAMILIES else f"{name}_text"  # published before images had a configuration of their own
     if name not in FAMILIES:
-        raise NotSizeable(f"model type {name or 'unknown'!r}: its layers are not known (known: {', '.join(FAMILIES)})")
+        named = text.get("model_type", whole) or "unknown"
+        raise NotSizeable(f"model type {named!r}: its layers are not known (known: {', '.join(FAMILIES)})")
     family = FAMILIES[name]
     reader = Reader(text, name, family)
+    # What encloses the text model decides, because both embedding and head are its own.
+    tied = [each["tie_word_embeddings"] for each in (config, reader.config) if "tie_word_embeddings" in each]
     try:
-        layers = tuple(family.layer(reader, index) for index in range(reader.count("num_hidden_layers")))
+        layers = tuple(family.layer(reader, index) for index in range(reader.layers()))
         return Architecture(
             model_type=name,
-            hidden=reader.count("hidden_size"),
+            hidden=reader.hidden,
             vocabulary=reader.count("vocab_size"),
-            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family.tied))),
+            tied=bool(tied and tied[0]),
             longest_context=reader.count("max_position_embeddings"),
             layers=layers,
-            recurrent_bytes=BYTES.get(str(text.get("mamba_ssm_dtype"))),
+            recurrent_bytes=next((BYTES[kind] for kind in map(reader.config.get, STATE_TYPES) if kind in BYTES), None),
+            tables=family.tables(reader),
+            outside=reader.outside(),
         )
-    except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, IndexError, KeyError, ZeroDivisionError) as error:
         raise NotSizeable(f"a field of config.json of type {name} has an unusable value ({error})") from error
 
 
-class Reader:
-    """Reads the fields of one configuration."""
-
-    def __init__(self, config: Config, model_type: str, family: Family) -> None:
-        self.config, self.model_type, self.family = config, model_type, family
-        self.hidden = self.count("hidden_size")
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.config.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise NotSizeable(f"config.json of type {self.model_type} has no usable {name} ({value!r})")
-        return value
-
-    def experts(self) -> int:
-        """Count the experts of a layer; 0 without the field. Transformers 5 writes another name than publishers did."""
-        return next((self.count(name) for name in EXPERTS if self.config.get(name) is not None), 0)
-
-    def mixture(self, width: int, shared: int = 0) -> FeedForward:
-        """Read experts of this *width*, and the width that all tokens *shared*."""
-        return FeedForward(shared, self.experts(), self.count("num_experts_per_tok"), width)
-
-    def kind(self, index: int) -> str:
-        """Read the layer's entry in ``layer_types``; empty if config.json has no such list."""
-        kinds = self.config.get("layer_types") or self.config.get("layers_block_type")
-        return str(kinds[index]) if kinds else ""
-
-    def attention(self, index: int, *, gated: bool = False) -> Attention:
-        heads = self.count("num_attention_heads")
-        return Attention(
-            heads=heads,
-            kv_heads=self.count("num_key_value_heads", heads),
-            head_size=self.count("head_dim", self.hidden // heads),
-            window=self.window(index),
-            gated=gated,
-        )
-
-    def window(self, index: int) -> int | None:
-        """Read the layer's sliding window in tokens; None if it has none."""
-        window = self.family.window
-        if "sliding_window" in self.config:
-            window = self.config["sliding_window"] and self.count("sliding_window")
-        if not (window and self.config.get("use_sliding_window", not self.family.windows_last)):
-            return None
-        if kind := self.kind(index):
-            return window if kind == "sliding_attention" else None
-        if self.family.windows_last:
-            return window if index >= self.count("max_window_layers", 28) else None
-        if isinstance(self.config.get("sliding_window_pattern"), str):
-            raise NotSizeable("sliding_window_pattern is not a number, and config.json has no layer_types")
-        pattern = self.count("sliding_window_pattern", self.family.full_every)
-        return None if pattern and (index + 1) % pattern == 0 else window
-
-    def vectors(self, attention: Attention | LatentAttention | None) -> int:
-        """Count the norms and biases of a layer, without a state-space part's."""
-        total = self.family.norms * self.hidden
-        if isinstance(attention, LatentAttention):
-            return total + (attention.query_rank or 0) + attention.kv_rank
-        if attention and self.family.head_norms:
-            total += 2 * attention.head_size
-        if attention and self.family.wide_norms:
-            total += (attention.heads + attention.kv_heads) * attention.head_size
-        if attention and (self.family.qkv_bias or self.config.get("attention_bias")):
-            total += (attention.heads + 2 * attention.kv_heads) * attention.head_size
-        return total
-
-    def layer(
-        self,
-        attention: Attention | LatentAttention | None,
-        feed_forward: FeedForward,
-        state_space: StateSpace | None = None,
-        gates: int = 0,
-    ) -> Layer:
-        """Put a layer together, with a router for its experts that has *gates* more parameters than their weights."""
-        router = feed_forward.experts * self.hidden + gates
-        return Layer(attention, state_space, feed_forward, self.vectors(attention), router)
+QUERIES_ONLY: Final = ("attention_bias", "", "")
+EVERYWHERE: Final = ("use_bias", "use_bias", "use_bias")
+"""Fields that say where biases are: only on queries, keys and values, or on all of a layer's projections."""
+STATE: Final = (
+    "mamba_n_heads",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_conv_bias",
+    "mamba_proj_bias",
+)
+NEMOTRON_STATE: Final = ("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "use_bias")
+"""Fields with the heads, groups, state and kernel of Mamba-2, and whether convolution and projections have biases."""
 
 
 def _dense(read: Reader, index: int) -> Layer:
-    return read.layer(read.attention(index), FeedForward(read.count("intermediate_size")))
+    return read.layer(read.attention(index), read.dense())
 
 
 def _mixtral(read: Reader, index: int) -> Layer:
-    return read.layer(read.attention(index), read.mixture(read.count("intermediate_size")))
+    shared = read.count("shared_intermediate_size", 0)
+    return read.layer(read.attention(index), read.mixture(read.count("intermediate_size"), shared))
+
+
+def _gpt_oss(read: Reader, index: int) -> Layer:
+    attention, experts = read.attention(index), read.mixture(read.count("intermediate_size"))
+    # The router and each projection of an expert have biases, and each head has a sink.
+    biases = experts.experts * (2 * experts.expert_width + read.hidden)
+    return read.layer(attention, experts, gates=experts.experts, vectors=attention.heads + biases)
+
+
+def _llama4(read: Reader, index: int) -> Layer:
+    attention = read.attention(index)
+    rotated, interval = read.config.get("no_rope_layers"), read.count("no_rope_layer_interval", 4)
+    local = bool(rotated[index]) if rotated else (index + 1) % interval != 0
+    if read.kind(index) in ("", CHUNKED) and local and read.config.get("attention_chunk_size"):
+        attention = replace(attention, window=read.count("attention_chunk_size"), chunked=True)
+    sparse = read.config.get("moe_layers")
+    if index in sparse if sparse is not None else (index + 1) % read.count("interleave_moe_layer_step", 1) == 0:
+        width = read.count("intermediate_size")
+        return read.layer(attention, read.mixture(width, width))
+    return read.layer(attention, read.dense("intermediate_size_mlp"))
+
+
+def _cohere(read: Reader, index: int) -> Layer:
+    attention = read.attention(index)
+    norms = attention.heads + attention.kv_heads if read.config.get("use_qk_norm") else 0
+    return read.layer(attention, read.dense(), vectors=norms * attention.head_size)
+
+
+def _apertus(read: Reader, index: int) -> Layer:
+    # Four numbers shape the MLP's activation.
+    return read.layer(read.attention(index), read.dense(), vectors=4)
+
+
+def _ernie_moe(read: Reader, index: int) -> Layer:
+    attention, last = read.attention(index), read.config.get("moe_layer_end_index", -1)
+    sparse = read.count("moe_layer_start_index") <= index and (last < 0 or index <= last)
+    if not sparse or (index + 1) % read.count("moe_layer_interval", 1):
+        return read.layer(attention, read.dense())
+    width = read.count("moe_intermediate_size")
+    return read.layer(attention, read.mixture(width, width * read.count("moe_num_shared_experts", 0)))
+
+
+def _glm_moe(read: Reader, index: int) -> Layer:
+    attention = read.attention(index)
+    return read.layer(
+        attention,
+        _deepseek_experts(read, index),
+        vectors=2 * attention.head_size * bool(read.config.get("use_qk_norm")),
+    )
+
+
+def _hunyuan_moe(read: Reader, index: int) -> Layer:
+    width, active = read.count("intermediate_size"), read.config.get("moe_topk")
+    experts = read.mixture(width, width, active=active[index] if isinstance(active, list) else None)
+    return read.layer(read.attention(index), experts)
 
 
 def _qwen_moe(read: Reader, index: int) -> Layer:
@@ -172,7 +148,7 @@ def _qwen_moe(read: Reader, index: int) -> Layer:
 def _qwen_experts(read: Reader, index: int) -> tuple[FeedForward, int]:
     sparse = index not in (read.config.get("mlp_only_layers") or ())
     if not (sparse and read.experts() and (index + 1) % read.count("decoder_sparse_step", 1) == 0):
-        return FeedForward(read.count("intermediate_size")), 0
+        return read.dense(), 0
     shared = read.count("shared_expert_intermediate_size", 0)
     # The shared expert has a gate of its own.
     return read.mixture(read.count("moe_intermediate_size"), shared), read.hidden if shared else 0
@@ -187,13 +163,17 @@ def _deepseek(read: Reader, index: int) -> Layer:
         nope_size=read.count("qk_nope_head_dim"),
         value_size=read.count("v_head_dim"),
     )
-    experts = read.experts()
-    if not experts or index < read.count("first_k_dense_replace", 0) or index % read.count("moe_layer_freq", 1):
-        return read.layer(attention, FeedForward(read.count("intermediate_size")))
+    return read.layer(attention, _deepseek_experts(read, index))
+
+
+def _deepseek_experts(read: Reader, index: int) -> FeedForward:
+    sparse = index >= read.count("first_k_dense_replace", 0) and index % read.count("moe_layer_freq", 1) == 0
+    if listed := read.config.get("mlp_layer_types"):
+        sparse = listed[index] == "sparse"
+    if not (read.experts() and sparse):
+        return read.dense()
     width = read.count("moe_intermediate_size")
-    shared = width * read.count("n_shared_experts", 0)
-    bias = experts if read.config.get("topk_method") == "noaux_tc" else 0
-    return read.layer(attention, read.mixture(width, shared), gates=bias)
+    return read.mixture(width, width * read.count("n_shared_experts", 0))
 
 
 def _qwen_next(read: Reader, index: int) -> Layer:
@@ -227,22 +207,25 @@ def _granite_hybrid(read: Reader, index: int) -> Layer:
     feed_forward = FeedForward(read.count("shared_intermediate_size"))
     if read.experts():
         feed_forward = read.mixture(read.count("intermediate_size"), feed_forward.width)
-    if read.kind(index) == "attention":
+    if read.kind(index) == "full_attention":
         return read.layer(read.attention(index), feed_forward)
     inner = read.count("mamba_expand", 2) * read.hidden
-    return read.layer(None, feed_forward, _mamba2(read, inner, gate_norm=True))
+    return read.layer(None, feed_forward, _mamba2(read, inner, STATE, gate_norm=True))
 
 
 def _falcon_hybrid(read: Reader, index: int) -> Layer:
     inner = read.count("mamba_d_ssm", read.count("mamba_expand", 2) * read.hidden)
-    state_space = _mamba2(read, inner, gate_norm=bool(read.config.get("mamba_rms_norm")))
+    state_space = _mamba2(read, inner, STATE, gate_norm=bool(read.config.get("mamba_rms_norm")))
     return read.layer(read.attention(index), FeedForward(read.count("intermediate_size")), state_space)
 
 
-def _mamba2(read: Reader, inner: int, *, gate_norm: bool) -> StateSpace:
-    heads, groups, state = read.count("mamba_n_heads"), read.count("mamba_n_groups"), read.count("mamba_d_state")
-    kernel, channels = read.count("mamba_d_conv"), inner + 2 * groups * state
-    bias = channels if read.config.get("mamba_conv_bias", True) else 0
+def _mamba2(read: Reader, inner: int, fields: tuple[str, ...], *, gate_norm: bool) -> StateSpace:
+    heads, groups, state, kernel = map(read.count, fields[:4])
+    convolution_bias, projection_bias = map(read.config.get, fields[4:])
+    channels = inner + 2 * groups * state
+    vectors = channels * (kernel + bool(convolution_bias)) + 3 * heads + (inner if gate_norm else 0)
+    if projection_bias:
+        vectors += inner + channels + heads + read.hidden
     return StateSpace(
         form="mamba2",
         inner=inner,
@@ -250,10 +233,123 @@ def _mamba2(read: Reader, inner: int, *, gate_norm: bool) -> StateSpace:
         group_width=2 * state,
         kernel=kernel,
         heads=heads,
-        values_per_head=read.count("mamba_d_head", inner // heads) * state,
+        values_per_head=inner // heads * state,
         projections=((read.hidden, inner + channels + heads), (inner, read.hidden)),
-        vectors=channels * kernel + bias + 3 * heads + (inner if gate_norm else 0),
+        vectors=vectors,
     )
+
+
+def _nemotron_hybrid(read: Reader, index: int) -> Layer:
+    nothing = FeedForward()
+    match read.kind(index):
+        case "mlp":
+            return read.layer(None, read.dense())
+        case "full_attention":
+            return read.layer(read.attention(index), nothing)
+        case "moe":
+            shared, latent = read.count("moe_shared_expert_intermediate_size"), read.count("moe_latent_size", 0)
+            experts = read.mixture(read.count("moe_intermediate_size"), shared, latent or None)
+            biases = latent + read.hidden if latent and read.config.get("mlp_bias") else 0
+            return read.layer(None, experts, vectors=2 * latent * read.hidden + biases)
+    inner = read.count("mamba_num_heads") * read.count("mamba_head_dim")
+    return read.layer(None, nothing, _mamba2(read, inner, NEMOTRON_STATE, gate_norm=True))
+
+
+def _lfm2(read: Reader, index: int) -> Layer:
+    width = read.first(("block_ff_dim", "intermediate_size"))
+    if read.config.get("block_auto_adjust_ff_dim"):
+        width = 2 * width // 3
+        if (factor := read.config.get("block_ffn_dim_multiplier")) is not None:
+            multiple = read.count("block_multiple_of")
+            width = math.ceil(int(factor * width) / multiple) * multiple
+    return _convolved(read, index, FeedForward(width))
+
+
+def _lfm2_moe(read: Reader, index: int) -> Layer:
+    if index < read.count("num_dense_layers"):
+        return _convolved(read, index, read.dense())
+    return _convolved(read, index, read.mixture(read.count("moe_intermediate_size")))
+
+
+def _convolved(read: Reader, index: int, feed_forward: FeedForward) -> Layer:
+    """Make a layer with attention, or with a short convolution in its place."""
+    attending = read.config.get("full_attn_idxs")
+    kind = read.kind(index)
+    if kind == "full_attention" or (not kind and (attending is None or index in attending)):
+        return read.layer(read.attention(index), feed_forward)
+    kernel, hidden = read.count("conv_L_cache"), read.hidden
+    convolution = StateSpace(
+        form="short convolution",
+        inner=hidden,
+        groups=0,
+        group_width=0,
+        kernel=kernel,
+        heads=0,
+        values_per_head=0,
+        projections=((hidden, 3 * hidden), (hidden, hidden)),
+        vectors=hidden * (kernel + (5 if read.config.get("conv_bias") else 0)),
+    )
+    return read.layer(None, feed_forward, convolution)
+
+
+def _gemma3n(read: Reader, index: int) -> Layer:
+    attention = _sharing(read, index, read.attention(index))
+    widths, hidden = read.config.get("intermediate_size"), read.hidden
+    feed_forward = FeedForward(widths[index]) if isinstance(widths, list) else read.dense()
+    inputs, low_rank = read.count("altup_num_inputs"), read.count("laurel_rank")
+    # AltUp's router, coefficients, norm and scale; the low-rank residual and its norm; the input of this layer alone.
+    predictions = inputs * hidden + inputs**2 + inputs**3 + 2 * hidden
+    own = 2 * low_rank * hidden + hidden + 2 * read.count("hidden_size_per_layer_input") * hidden + hidden
+    return read.layer(attention, feed_forward, vectors=predictions + own)
+
+
+def _gemma4(read: Reader, index: int) -> Layer:
+    attention, hidden = read.attention(index), read.hidden
+    if attention.window is None:
+        attention = _wider(read, index, attention)
+    attention = _sharing(read, index, attention)
+    feed_forward, norms = read.dense(), 0
+    if attention.projections == 0 and read.config.get("use_double_wide_mlp"):
+        feed_forward = replace(feed_forward, width=2 * feed_forward.width)
+    if read.config.get("enable_moe_block"):
+        feed_forward = read.mixture(read.count("moe_intermediate_size"), feed_forward.width)
+        # Three more norms, and a scale for the router's input and for each expert.
+        norms = 4 * hidden + feed_forward.experts
+    inputs = read.count("hidden_size_per_layer_input", 0)
+    own = 2 * inputs * hidden + hidden if inputs else 0
+    return read.layer(attention, feed_forward, vectors=norms + own + 1)
+
+
+def _wider(read: Reader, index: int, attention: Attention) -> Attention:
+    """Give full attention the heads that it has in Gemma 4, where they are wider and fewer than with a window."""
+    same, listed = bool(read.config.get("attention_k_eq_v")), read.config.get("per_layer_config")
+    if listed is None:
+        own = {"head_dim": read.count("global_head_dim", 512)}
+        if same:
+            own["num_key_value_heads"] = read.count("num_global_key_value_heads", attention.kv_heads)
+    else:  # as Transformers 5 writes it, with the indices as texts
+        own = {int(layer): fields for layer, fields in listed.items()}.get(index, {})
+    heads, size = own.get("num_key_value_heads", attention.kv_heads), own.get("head_dim", attention.head_size)
+    return replace(attention, kv_heads=heads, head_size=size, projections=1 if same else 2)
+
+
+def _sharing(read: Reader, index: int, attention: Attention) -> Attention:
+    """Let the last layers read the keys and values of earlier ones."""
+    first = read.layers() - read.count("num_kv_shared_layers", 0)
+    return replace(attention, projections=0) if index >= first else attention
+
+
+def _inputs_per_layer(read: Reader) -> int:
+    """Count the parameters of the embedding that gives each layer an input of its own."""
+    width = read.layers() * read.count("hidden_size_per_layer_input", 0)
+    return width * read.count("vocab_size_per_layer_input") if width else 0
+
+
+def _projected_inputs(read: Reader) -> int:
+    """Count the parameters that make each layer's own input from the hidden state, and Gemma 3n's between streams."""
+    inputs = read.count("hidden_size_per_layer_input", 0)
+    streams = max(0, read.count("altup_num_inputs", 1) - 1)
+    return inputs * (read.layers() * read.hidden + 1) + 2 * streams * read.hidden**2
 
 
 def _jamba(read: Reader, index: int) -> Layer:
@@ -270,7 +366,7 @@ def _mamba(read: Reader) -> StateSpace:
     kernel, rank = read.count("mamba_d_conv", 4), read.config.get("mamba_dt_rank", "auto")
     rank = math.ceil(read.hidden / 16) if rank == "auto" else read.count("mamba_dt_rank")
     # The step's bias, A, D, the convolution with its bias, and norms of the step, B and C.
-    vectors = inner + inner * state + inner + inner * (kernel + 1) + rank + 2 * state
+    vectors = inner * (2 + state + kernel + bool(read.config.get("mamba_conv_bias", True))) + rank + 2 * state
     return StateSpace(
         form="mamba",
         inner=inner,
@@ -286,28 +382,65 @@ def _mamba(read: Reader) -> StateSpace:
 
 FAMILIES: Final[dict[str, Family]] = {
     "llama": Family(_dense),
-    "mistral": Family(_dense, window=4096),
-    "qwen2": Family(_dense, qkv_bias=True, windows_last=True),
-    "qwen3": Family(_dense, head_norms=True, windows_last=True),
-    "gemma": Family(_dense, tied=True),
-    "gemma2": Family(_dense, norms=4, window=4096, full_every=2, tied=True),
-    "gemma3_text": Family(_dense, norms=4, head_norms=True, window=4096, full_every=6, tied=True),
+    "mistral": Family(_dense),
+    "ministral3": Family(_dense),
+    "qwen2": Family(_dense, qkv_bias=True),
+    "qwen2_vl_text": Family(_dense, qkv_bias=True),
+    "qwen2_5_vl_text": Family(_dense, qkv_bias=True),
+    "qwen3": Family(_dense, head_norms=True),
+    "qwen3_vl_text": Family(_dense, head_norms=True),
+    "gemma": Family(_dense),
+    "gemma2": Family(_dense, norms=4, full_every=2),
+    "gemma3_text": Family(_dense, norms=4, head_norms=True, full_every=6),
+    "gemma3n_text": Family(
+        _gemma3n, norms=4, head_norms=True, full_every=5, tables=_inputs_per_layer, outside=_projected_inputs
+    ),
+    "gemma4_text": Family(
+        _gemma4, norms=4, head_norms=True, full_every=6, tables=_inputs_per_layer, outside=_projected_inputs
+    ),
     "phi3": Family(_dense),
     "granite": Family(_dense),
     "smollm3": Family(_dense),
+    "seed_oss": Family(_dense, bias_fields=("attention_bias", "attention_out_bias", "mlp_bias")),
     "olmo2": Family(_dense, wide_norms=True),
-    "olmo3": Family(_dense, wide_norms=True, window=4096, full_every=4),
-    "exaone4": Family(_dense, head_norms=True, window=4096, full_every=4),
+    "olmo3": Family(_dense, wide_norms=True, full_every=4),
+    "exaone4": Family(_dense, head_norms=True, full_every=4),
+    "glm": Family(_dense, bias_fields=QUERIES_ONLY),
+    "glm4": Family(_dense, norms=4, bias_fields=QUERIES_ONLY),
+    "cohere": Family(_cohere, norms=1),
+    "cohere2": Family(_cohere, norms=1, full_every=4),
+    "starcoder2": Family(_dense, biased_norms=True, gated=False, bias_fields=EVERYWHERE),
+    "nemotron": Family(_dense, biased_norms=True, gated=False),
+    "arcee": Family(_dense, gated=False),
+    "apertus": Family(_apertus, head_norms=True, gated=False),
+    "ernie4_5": Family(_dense, bias_fields=EVERYWHERE),
+    "hunyuan_v1_dense": Family(_dense, head_norms=True),
     "mixtral": Family(_mixtral),
-    "qwen2_moe": Family(_qwen_moe, qkv_bias=True, windows_last=True),
-    "qwen3_moe": Family(_qwen_moe, head_norms=True, windows_last=True),
+    "phimoe": Family(_mixtral, biased_norms=True),
+    "granitemoe": Family(_mixtral),
+    "granitemoeshared": Family(_mixtral),
+    "olmoe": Family(_mixtral, wide_norms=True),
+    "minimax_m2": Family(_mixtral, wide_norms=True, balanced=True),
+    "gpt_oss": Family(_gpt_oss, full_every=2),
+    "llama4_text": Family(_llama4),
+    "qwen2_moe": Family(_qwen_moe, bias_fields=("qkv_bias", "", "")),
+    "qwen3_moe": Family(_qwen_moe, head_norms=True),
+    "qwen3_vl_moe_text": Family(_qwen_moe, head_norms=True),
     "deepseek_v2": Family(_deepseek),
-    "deepseek_v3": Family(_deepseek),
-    "qwen3_next": Family(_qwen_next, head_norms=True, windows_last=True),
-    "qwen3_5_text": Family(_qwen_next, head_norms=True, windows_last=True),
-    "qwen3_5_moe_text": Family(_qwen_next, head_norms=True, windows_last=True),
+    "deepseek_v3": Family(_deepseek, balanced=True),
+    "glm4_moe": Family(_glm_moe, balanced=True, bias_fields=QUERIES_ONLY),
+    "glm4_moe_lite": Family(_deepseek, balanced=True),
+    "ernie4_5_moe": Family(_ernie_moe, balanced=True, bias_fields=EVERYWHERE, head_bias_field="use_bias"),
+    "hunyuan_v1_moe": Family(_hunyuan_moe, head_norms=True),
+    "qwen3_next": Family(_qwen_next, head_norms=True),
+    "qwen3_5_text": Family(_qwen_next, head_norms=True),
+    "qwen3_5_moe_text": Family(_qwen_next, head_norms=True),
     "granitemoehybrid": Family(_granite_hybrid),
     "falcon_h1": Family(_falcon_hybrid),
+    "nemotron_h": Family(_nemotron_hybrid, norms=1, gated=False, balanced=True, bias_fields=("", "", "mlp_bias")),
     "jamba": Family(_jamba),
+    "lfm2": Family(_lfm2, head_norms=True),
+    "lfm2_moe": Family(_lfm2_moe, head_norms=True, balanced=True),
 }
-"""The families by the ``model_type`` of config.json. To add one, write its function and a line here."""
+"""The families by the ``model_type`` of config.json. To add one, write its function and a line here; its defaults are
+written by ``python -m tests.scoring.transformers_defaults``."""

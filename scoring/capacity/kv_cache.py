@@ -2,14 +2,15 @@
 
 vLLM (0.32; ``vllm/v1/core/kv_cache_utils.py``) divides the memory for the cache into blocks that all layers of a
 *group* share. Layers of one kind make one group. In a model with several kinds the groups have equally many layers, so
-that a block has the same size for each group, and one pool of blocks serves all of them. A sequence takes blocks of
-each group: for all of its tokens in full attention, for a window and the tokens in flight with sliding windows, and a
-fixed number in state-space layers.
+that a block has the same size for each group, and one pool of blocks serves all of them; where a token of one kind has
+fewer bytes, a block has more tokens of it. A sequence takes blocks of each group: for all of its tokens in full
+attention, for a window and the tokens in flight with windows, and a fixed number in state-space layers. Layers that
+read the cache of an earlier one take none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -18,7 +19,7 @@ from scoring.capacity.architecture import Architecture, NotSizeable
 
 PADDED_GROUPS: Final = 1.5
 """Groups have the size of the kind with most layers if it has less than this many times those of the smallest."""
-STATE_BLOCKS: Final = {"mamba": 2, "mamba2": 3, "gated delta net": 2}
+STATE_BLOCKS: Final = {"mamba": 2, "mamba2": 3, "gated delta net": 2, "short convolution": 2}
 """Blocks of state per sequence with prefix caching, vLLM's default: the current state and the last at the end of a
 block; Mamba-2 keeps one more during a prefill."""
 
@@ -42,9 +43,12 @@ class CacheRules:
 class _Kind:
     """What decides whether layers can be in one group."""
 
-    window: int | None
-    state_blocks: int
+    window: int | None = None
+    chunked: bool = False
+    state_blocks: int = 0
     """0: attention."""
+    block_tokens: int = 0
+    """Tokens of a block; 0 for a state."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,11 @@ class CacheLayout:
         if group.state_blocks:
             return group.state_blocks
         if group.window is None:
-            return _divided_up(tokens, self.block_tokens)
+            return _divided_up(tokens, group.block_tokens)
+        if group.chunked:
+            return _divided_up(min(group.window + self.tokens_in_flight, tokens), group.block_tokens)
         # A window may begin in the middle of a block, hence one more.
-        return _divided_up(min(group.window - 1 + self.tokens_in_flight, tokens), self.block_tokens) + 1
+        return _divided_up(min(group.window - 1 + self.tokens_in_flight, tokens), group.block_tokens) + 1
 
     def capacity_blocks(self, available_bytes: int) -> int:
         return max(0, available_bytes) // self.block_bytes
@@ -100,23 +106,27 @@ def largest(low: int, high: int, meets: Callable[[int], bool]) -> int:
 
 
 def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
-    """Compute the groups and blocks of a model's cache. Raise NotSizeable if the layers need different numbers of bytes
-    per token, or none of them has attention."""
+    """Compute the groups and blocks of a model's cache. Raise NotSizeable if layers of one kind, or of a model with
+    states, need different numbers of bytes per token, or none of them has attention."""
     size = rules.tensor_parallel_size
-    widths = {layer.attention.values_per_token(size) for layer in model.counted if layer.attention}
-    if len(widths) != 1:
+    attentions = {layer.attention for layer in model.counted if layer.attention}
+    widths = {part.values_per_token(size) for part in attentions} - {0}
+    states = [layer.state_space for layer in model.counted if layer.state_space]
+    unlike = len(widths) > 1 and (bool(states) or len({part.window for part in attentions}) != len(widths))
+    if unlike or not widths:
         obstacle = "different KV widths" if widths else "no attention in any layer"
         raise NotSizeable(f"type {model.model_type} with {obstacle}")
-    token_bytes = widths.pop() * rules.value_bytes
+    token_bytes = max(widths) * rules.value_bytes
     block_tokens = rules.block_tokens
     recurrent_bytes = rules.recurrent_bytes or model.recurrent_bytes or rules.value_bytes
-    states = [layer.state_space for layer in model.counted if layer.state_space]
     if states:
         state_bytes = max(state.state_bytes(size, rules.value_bytes, recurrent_bytes) for state in states)
         # A block of attention must not be smaller than a state, which is then padded to it.
         aligned = max(block_tokens, 128) if model.latent else block_tokens
         block_tokens = max(block_tokens, aligned * _divided_up(state_bytes, aligned * token_bytes))
-    groups = _groups(_kinds(model))
+    # A block of narrower layers has a multiple of the tokens, or else is padded.
+    tokens = {width: block_tokens * (max(widths) // width if max(widths) % width == 0 else 1) for width in widths}
+    groups = _groups(_kinds(model, size, tokens))
     stages = pipeline_stages(len(model.layers), rules.pipeline_parallel_size)
     widest = max(sum(layer in stage for layer in layers) for stage in stages for _, layers in groups)
     return CacheLayout(
@@ -136,14 +146,16 @@ def pipeline_stages(layers: int, stages: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(accumulate(counts, initial=0))]
 
 
-def _kinds(model: Architecture) -> dict[_Kind, list[int]]:
-    """List the indices of the layers of each kind, in the order of the first; a parallel hybrid layer is in two."""
+def _kinds(model: Architecture, size: int, tokens: Mapping[int, int]) -> dict[_Kind, list[int]]:
+    """List the indices of the layers of each kind, in the order of the first; a parallel hybrid layer is in two.
+    *tokens* are those of a block by the values that a token has on one of *size* GPUs."""
     kinds: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(model.layers):
-        if layer.attention:
-            kinds.setdefault(_Kind(layer.attention.window, 0), []).append(index)
+        if layer.attention and (width := layer.attention.values_per_token(size)):
+            kind = _Kind(layer.attention.window, layer.attention.chunked, block_tokens=tokens[width])
+            kinds.setdefault(kind, []).append(index)
         if layer.state_space:
-            kinds.setdefault(_Kind(None, STATE_BLOCKS[layer.state_space.form]), []).append(index)
+            kinds.setdefault(_Kind(state_blocks=STATE_BLOCKS[layer.state_space.form]), []).append(index)
     return kinds
 
 

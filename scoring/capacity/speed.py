@@ -143,8 +143,9 @@ class Roofline:
         by_unused: dict[float, float] = defaultdict(float, {0.0: head or embedding})
         for layer, loaded in zip(self.model.layers, layers, strict=True):
             feed_forward = layer.feed_forward
-            in_experts = 3 * feed_forward.experts * self.model.hidden * feed_forward.expert_width
-            share = in_experts / sum(matrix.parameters for matrix in layer.matrices(self.model.hidden))
+            matrices = layer.matrices(self.model.hidden)
+            in_experts = sum(matrix.parameters for matrix in matrices if matrix.kind == "experts")
+            share = in_experts / sum(matrix.parameters for matrix in matrices)
             by_unused[0.0] += loaded * (1 - share)
             if feed_forward.experts:
                 by_unused[1 - feed_forward.active / feed_forward.experts] += loaded * share

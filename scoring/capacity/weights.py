@@ -32,6 +32,8 @@ class Parameters(PlanRecord):
     """In the checkpoint, but not described by config.json: for images or sound, or for speculation."""
     inactive: int = Field(exclude=True)
     """Parameters of the experts that a token does not pass."""
+    looked_up: int = Field(exclude=True)
+    """Parameters of embeddings that are not the output head as well."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -48,7 +50,7 @@ class Parameters(PlanRecord):
     @property
     def multiplied(self) -> int:
         """Those that one token is multiplied with: the active ones without the embedding's lookup and other parts."""
-        return self.active - self.other - (self.embedding if self.head else 0)
+        return self.active - self.other - self.looked_up
 
 
 def with_stored(model: Architecture, stored: int | None) -> Architecture:
@@ -77,16 +79,17 @@ def count_parameters(model: Architecture) -> Parameters:
                 inactive += layers * matrix.parameters // matrix.count * idle
     embedding = model.vocabulary * model.hidden
     return Parameters(
-        embedding=embedding,
+        embedding=embedding + model.tables,
         head=0 if model.tied else embedding,
         attention=by_kind["attention"],
         mlp=by_kind["mlp"],
         experts=by_kind["experts"],
         routers=sum(layer.router for layer in model.layers),
         state_space=by_kind["state space"],
-        vectors=model.hidden + sum(layers * _vectors(layer) for layer, layers in model.counted.items()),
+        vectors=model.outside + sum(layers * _vectors(layer) for layer, layers in model.counted.items()),
         other=model.other,
         inactive=inactive,
+        looked_up=model.tables + (0 if model.tied else embedding),
     )
 
 
@@ -106,6 +109,7 @@ def loaded_bytes(model: Architecture, storage: Storage, tensor_parallel_size: in
     More GPUs than KV heads hold copies of these, which are not counted: they are below one percent.
     """
     size, embedding = tensor_parallel_size, model.vocabulary * model.hidden * HALF // tensor_parallel_size
+    tables = model.tables * HALF // tensor_parallel_size
 
     def layer_bytes(layer: Layer) -> int:
         matrices = (
@@ -115,8 +119,8 @@ def loaded_bytes(model: Architecture, storage: Storage, tensor_parallel_size: in
         return sum(matrices) + (_vectors(layer) + layer.router) * HALF
 
     by_layer = {layer: layer_bytes(layer) for layer in model.counted}
-    undivided = (model.other + model.hidden) * HALF  # vLLM loads the other parts, or most of them
-    return (*map(by_layer.__getitem__, model.layers), embedding, 0 if model.tied else embedding, undivided)
+    undivided = (model.other + model.outside) * HALF  # vLLM loads the other parts, or most of them
+    return (*map(by_layer.__getitem__, model.layers), embedding, 0 if model.tied else embedding, undivided + tables)
 
 
 def _vectors(layer: Layer) -> int:

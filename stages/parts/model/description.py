@@ -90,6 +90,7 @@ def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str,
     metadata = metadata if isinstance(metadata, dict) else {}
     if isinstance(count := metadata.get("total_parameters"), int):
         return count
-    kind = config.get("dtype") or config.get("torch_dtype")
+    parts = (config, config.get("text_config") or {})
+    kind = next((part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)), None)
     size, value_bytes = metadata.get("total_size"), BYTES.get(str(kind))
     return size // value_bytes if value_bytes and isinstance(size, int) else None

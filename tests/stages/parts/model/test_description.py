@@ -60,6 +60,12 @@ def test_of_a_model_in_shards_only_the_index_is_read(
     assert not hub.requests_for("*.safetensors")
 
 
+def test_the_type_of_the_weights_may_be_the_text_models(hub: HubServer) -> None:
+    sharded = sharded_model(**index(total_size=4000), **config(dtype=None, text_config={"dtype": "bfloat16"}))
+    hub.add_repo("org/seeing", sharded)
+    assert describe_model("org/seeing", "main").parameters == 2000
+
+
 def test_a_local_model_is_counted_by_the_headers_of_its_files(tmp_path: Path) -> None:
     for files in (tiny_model(), sharded_model()):
         directory = write_model(tmp_path / str(len(files)), files)

@@ -38,11 +38,39 @@ FALCON: Final = {
 """The cache of tiiuae/Falcon-H1-7B-Base, with attention and Mamba-2 side by side in each layer."""
 
 
+MORE: Final[dict[str, dict[str, Any]]] = {
+    "falcon-h1-7b": FALCON,
+    "gpt-oss-20b": {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32},
+    "llama-4-scout": {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+    "gemma-3n": {"model_type": "gemma3n_text"},
+    "gemma-4": {"model_type": "gemma4_text", "num_kv_shared_layers": 12},
+    "gemma-4-fewer-global-heads": {
+        "model_type": "gemma4_text",
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+    },
+    "lfm2-1.2b": {
+        "model_type": "lfm2",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
+    "nemotron-h-8b": {
+        "model_type": "nemotron_h",
+        "num_hidden_layers": 52,
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    },
+}
+"""Models whose layers keep what no other published one here does: short windows, windows that do not slide, layers that
+read an earlier one's keys and values or have heads of another size, convolutions, and layers that keep nothing."""
+
+
 def specs(model: Architecture, layout: CacheLayout, size: int) -> dict[str, Any]:
     """What the layers of the model tell vLLM about their cache."""
     found = {}
     for number, layer in enumerate(model.layers):
-        if layer.attention:
+        if layer.attention and layer.attention.values_per_token(size):
             found[f"{number}.attention"] = attention(layer, layout, size)
         if layer.state_space:
             found[f"{number}.state"] = state(model, layer, layout, size)
@@ -51,12 +79,19 @@ def specs(model: Architecture, layout: CacheLayout, size: int) -> dict[str, Any]
 
 def attention(layer: Layer, layout: CacheLayout, size: int) -> Any:
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+    )
 
     common: dict[str, Any] = {"block_size": layout.block_tokens, "dtype": torch.bfloat16}
     if isinstance(layer.attention, LatentAttention):
         return MLAAttentionSpec(num_kv_heads=1, head_size=layer.attention.values_per_token(size), **common)
     common |= {"num_kv_heads": max(1, layer.attention.kv_heads // size), "head_size": layer.attention.head_size}
+    if layer.attention.chunked:
+        return ChunkedLocalAttentionSpec(attention_chunk_size=layer.attention.window, **common)
     if layer.attention.window:
         return SlidingWindowSpec(sliding_window=layer.attention.window, **common)
     return FullAttentionSpec(**common)
@@ -98,11 +133,11 @@ def configuration(max_model_len: int) -> Any:
 
 
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("name", [*PUBLISHED, "falcon-h1-7b"])
+@pytest.mark.parametrize("name", [*PUBLISHED, *MORE])
 def test_vllm_makes_the_same_groups_and_needs_the_same_blocks(name: str, size: int) -> None:
     from vllm.v1.core import kv_cache_utils as vllm
 
-    model = read_architecture(FALCON if name == "falcon-h1-7b" else PUBLISHED[name]["config"])
+    model = read_architecture(MORE.get(name) or PUBLISHED[name]["config"])
     layout = cache_layout(model, CacheRules(16, IN_FLIGHT, tensor_parallel_size=size))
     for length in (1000, 4096, model.longest_context):
         config = configuration(length)
