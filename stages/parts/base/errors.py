@@ -8,7 +8,7 @@
     │   ├── ModelNotFound      10
     │   ├── RevisionNotFound   11
     │   ├── AccessDenied       12   private or gated
-    │   ├── UnusableModel      13   nothing can be served safely (only pickles, no tokenizer, needs its own code)
+    │   ├── UnusableModel      13   can't be served (of another kind, only pickles, no tokenizer, needs its own code)
     │   ├── DamagedModel       14   a damaged checkpoint (truncated, altered, missing shard, NaN)
     │   ├── NotEnoughSpace     15
     │   ├── QuantizationFailed 20
