@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from scoring.capacity.families import EXPERTS
+from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.store import digest_of, write_json
 from stages.parts.machine.hardware import hardware
@@ -31,7 +31,7 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     """Read the experts of a model from its config.json; None if it has none, or does not say how wide they are."""
     text = config.get("text_config")
     config = text if isinstance(text, dict) else config
-    sizes = (("num_experts_per_tok", "moe_top_k"), ("hidden_size",), ("moe_intermediate_size", "intermediate_size"))
+    sizes = ((*EXPERTS_PER_TOKEN, "moe_top_k"), ("hidden_size",), ("moe_intermediate_size", "intermediate_size"))
     total, active, hidden, width = (_first_count(config, names) for names in (EXPERTS, *sizes))
     if total < 2 or not (hidden and width):
         return None
