@@ -37,11 +37,15 @@ REPOSITORIES: dict[str, tuple[dict[str, bytes], str, str]] = {
     "onnx": (without_weights("onnx/model.onnx"), "only ONNX (onnx/model.onnx)", "name the same model"),
     "openvino": (
         without_weights("openvino_model.xml", "openvino_model.bin"),
-        "only weights for OpenVINO",
+        "only weights for MLC, OpenVINO or TensorRT (openvino_model.xml)",
         "same model",
     ),
-    "mlc": (without_weights("mlc-chat-config.json", "params_shard_0.bin"), "only weights for MLC", "same model"),
-    "flax": (without_weights("flax_model.msgpack"), "only weights of TensorFlow or Flax", "same model"),
+    "mlc": (
+        without_weights("mlc-chat-config.json", "params_shard_0.bin"),
+        "only weights for MLC, OpenVINO or TensorRT (mlc-chat",
+        "same model",
+    ),
+    "flax": (without_weights("flax_model.msgpack"), "only weights of TensorFlow, Flax or NeMo", "same model"),
     "encoder": (
         configured("BertModel"),
         "a model without a head that writes text",

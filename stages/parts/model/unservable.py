@@ -17,6 +17,7 @@ Config = Mapping[str, Any]
 
 NO_PICKLES: Final = "a pickle can run any code when it is loaded: name a model, or a --revision, with safetensors"
 SAME_MODEL: Final = "name the same model in the Transformers layout"
+DIFFUSERS: Final = "Diffusers or vLLM-Omni make images and videos with it"
 POOLING: Final = "vLLM serves many of them by itself: vllm serve MODEL --runner pooling"
 
 
@@ -50,26 +51,22 @@ class Kind:
 
 
 LAYOUTS: Final = (
-    Kind(
-        "a diffusion model in Diffusers' layout",
-        "Diffusers or vLLM-Omni make images and videos with it",
-        ("model_index.json",),
-    ),
+    Kind("a diffusion model in Diffusers' layout", DIFFUSERS, ("model_index.json",)),
     Kind("an adapter (LoRA), not a model", "merge it into its base model first", ("adapter_config.json",)),
     Kind(
         "only GGUF, for llama.cpp",
         "name the model from which it was made (base_model on its card), or serve the file with llama.cpp",
         ("*.gguf", "ggml-*.bin", "*.llamafile"),
     ),
-    Kind("only weights for MLC", SAME_MODEL, ("*mlc-chat-config.json",)),
-    Kind("only weights for OpenVINO", SAME_MODEL, ("*openvino*.xml",)),
+    Kind(
+        "only weights for MLC, OpenVINO or TensorRT",
+        SAME_MODEL,
+        ("*mlc-chat-config.json", "*openvino*.xml", "*.engine"),
+    ),
     Kind("only pickles", NO_PICKLES, ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")),
     Kind("only ONNX", SAME_MODEL, ("*.onnx",)),
-    Kind("only weights for TensorRT-LLM", SAME_MODEL, ("*.engine", "rank*.safetensors")),
-    Kind("only LiteRT or ExecuTorch, for phones", SAME_MODEL, ("*.tflite", "*.task", "*.litertlm", "*.pte")),
-    Kind("only Core ML", SAME_MODEL, ("*.mlmodel", "*.mlpackage/*", "*.mlmodelc/*")),
-    Kind("only weights of TensorFlow or Flax", SAME_MODEL, ("*.h5", "*.msgpack")),
-    Kind("only weights of NeMo", SAME_MODEL, ("*.nemo",)),
+    Kind("only LiteRT, ExecuTorch or Core ML", SAME_MODEL, ("*.tflite", "*.task", "*.litertlm", "*.pte", "*.ml[mp]*")),
+    Kind("only weights of TensorFlow, Flax or NeMo", SAME_MODEL, ("*.h5", "*.msgpack", "*.nemo")),
     Kind("only safetensors in another layout", SAME_MODEL, ("*.safetensors",)),
 )
 """Repositories without weights in the Transformers layout. The first that is recognized counts."""
@@ -106,11 +103,11 @@ KINDS: Final = (
     ),
     Kind(
         "made for images, sound or series of numbers",
-        "serve it with Transformers, Diffusers or vLLM-Omni",
+        "serve it with Transformers",
         architectures=r"\w+For\w*(Detection|Segmentation|Estimation|Modeling|Matching|XVector|TextToSpeech"
         r"|TextToWaveform|SuperResolution|(?<!Action)Prediction)",
     ),
-    Kind("a part of a diffusion model", "Diffusers or vLLM-Omni make images and videos with it", field="_class_name"),
+    Kind("a part of a diffusion model", DIFFUSERS, field="_class_name"),
     Kind(
         "quantized for MLX",
         "name the model from which it was made (base_model on its card)",

@@ -7,19 +7,22 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
+from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
+
+Answer = TypeVar("Answer", dict[str, str], list[str])
 
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command of this Python environment, whether or not it is on PATH."""
@@ -176,3 +179,15 @@ def cache_folder() -> Path:
     """Name the folder for what is kept for the installed version of vLLM, in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(home) / "slipway" / f"vllm-{installed_version('vllm')}"
+
+
+def asked_once(name: str, ask: Callable[[], Answer]) -> Answer:
+    """Return what *ask* returns. It asks vLLM, which takes seconds to import, so the file *name* keeps the answer."""
+    kept = cache_folder() / f"{name}.json"
+    try:
+        answer: Answer = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
+            answer = ask()
+        write_json(kept, answer)
+    return answer

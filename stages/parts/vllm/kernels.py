@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
-from stages.parts.base.store import digest_of, write_json
+from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
-from stages.parts.vllm.arguments import cache_folder, serves_on_gpu
+from stages.parts.vllm.arguments import asked_once, serves_on_gpu
 
 
 class Experts(NamedTuple):
@@ -41,27 +38,25 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
 def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict[str, str]:
     """Ask vLLM which formats it can't serve here. Each has one sentence that says why.
 
-    vLLM takes seconds to import, so its answer is kept in the user's cache, for this version, hardware and formats.
+    Its answer is kept for this version, hardware and formats.
 
     Args:
         experts: of a model that has them. vLLM is asked for their kernels on a processor, and not yet on a GPU.
         dtype: the type in which vLLM computes on a processor.
     """
-    cached = cache_folder() / f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}.json"
-    try:
-        missing: dict[str, str] = json.loads(cached.read_text())
-    except (OSError, ValueError):
-        missing = {}
-        with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
-            on_gpu = serves_on_gpu()
-            reason = _missing_on_gpu if on_gpu else _missing_on_cpu
-            for name, record in FORMATS.items():
-                why = reason(record.kernel, record.storage.label) if record.kernel else None
-                if experts and not on_gpu:
-                    why = why or _missing_for_experts(record, experts, dtype)
-                if why:
-                    missing[name] = why
-        write_json(cached, missing)
+    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}"
+    return asked_once(name, lambda: _missing(experts, dtype))
+
+
+def _missing(experts: Experts | None, dtype: str) -> dict[str, str]:
+    missing, on_gpu = {}, serves_on_gpu()
+    reason = _missing_on_gpu if on_gpu else _missing_on_cpu
+    for name, record in FORMATS.items():
+        why = reason(record.kernel, record.storage.label) if record.kernel else None
+        if experts and not on_gpu:
+            why = why or _missing_for_experts(record, experts, dtype)
+        if why:
+            missing[name] = why
     return missing
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
 from typing import Any
 
 from stages.parts.base.errors import UnusableModel
-from stages.parts.base.store import write_json
 from stages.parts.model.description import Description
-from stages.parts.vllm.arguments import cache_folder, installed_version
+from stages.parts.vllm.arguments import asked_once, installed_version
 
 
 def refuse_unknown_class(described: Description) -> None:
     """Refuse, with UnusableModel, a model that neither vLLM nor Transformers has a class for that vLLM could serve."""
     names = [str(name) for name in described.config.get("architectures") or ()]
-    if not set(names) & _classes_of_vllm() and not any(_served_by_transformers(name) for name in names):
+    if not set(names) & set(asked_once("classes", _classes_of_vllm)) and not any(
+        _served_by_transformers(name) for name in names
+    ):
         version = installed_version("vllm")
         raise UnusableModel(
             f"vLLM {version} has no class for {' or '.join(names)}, and Transformers none that it takes",
@@ -24,18 +22,10 @@ def refuse_unknown_class(described: Description) -> None:
         )
 
 
-def _classes_of_vllm() -> set[str]:
-    """Ask vLLM once for the names of its classes, and keep them in the user's cache."""
-    cached = cache_folder() / "classes.json"
-    try:
-        names: list[str] = json.loads(cached.read_text())
-    except (OSError, ValueError):
-        with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
-            from vllm.model_executor.models import ModelRegistry
+def _classes_of_vllm() -> list[str]:
+    from vllm.model_executor.models import ModelRegistry
 
-            names = sorted(ModelRegistry.get_supported_archs())
-        write_json(cached, names)
-    return set(names)
+    return sorted(ModelRegistry.get_supported_archs())
 
 
 def _served_by_transformers(name: str) -> bool:
