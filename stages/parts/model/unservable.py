@@ -22,7 +22,7 @@ POOLING: Final = "vLLM serves many of them by itself: vllm serve MODEL --runner 
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """Models of one kind. One is recognized by any of its files, its class or its configuration."""
 
     what: str
@@ -51,70 +51,72 @@ class Kind:
 
 
 LAYOUTS: Final = (
-    Kind("a diffusion model in Diffusers' layout", DIFFUSERS, ("model_index.json",)),
-    Kind("an adapter (LoRA), not a model", "merge it into its base model first", ("adapter_config.json",)),
-    Kind(
+    ModelKind("a diffusion model in Diffusers' layout", DIFFUSERS, ("model_index.json",)),
+    ModelKind("an adapter (LoRA), not a model", "merge it into its base model first", ("adapter_config.json",)),
+    ModelKind(
         "only GGUF, for llama.cpp",
         "name the model from which it was made (base_model on its card), or serve the file with llama.cpp",
         ("*.gguf", "ggml-*.bin", "*.llamafile"),
     ),
-    Kind(
+    ModelKind(
         "only weights for MLC, OpenVINO or TensorRT",
         SAME_MODEL,
         ("*mlc-chat-config.json", "*openvino*.xml", "*.engine"),
     ),
-    Kind("only pickles", NO_PICKLES, ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")),
-    Kind("only ONNX", SAME_MODEL, ("*.onnx",)),
-    Kind("only LiteRT, ExecuTorch or Core ML", SAME_MODEL, ("*.tflite", "*.task", "*.litertlm", "*.pte", "*.ml[mp]*")),
-    Kind("only weights of TensorFlow, Flax or NeMo", SAME_MODEL, ("*.h5", "*.msgpack", "*.nemo")),
-    Kind("only safetensors in another layout", SAME_MODEL, ("*.safetensors",)),
+    ModelKind("only pickles", NO_PICKLES, ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")),
+    ModelKind("only ONNX", SAME_MODEL, ("*.onnx",)),
+    ModelKind(
+        "only LiteRT, ExecuTorch or Core ML", SAME_MODEL, ("*.tflite", "*.task", "*.litertlm", "*.pte", "*.ml[mp]*")
+    ),
+    ModelKind("only weights of TensorFlow, Flax or NeMo", SAME_MODEL, ("*.h5", "*.msgpack", "*.nemo")),
+    ModelKind("only safetensors in another layout", SAME_MODEL, ("*.safetensors",)),
 )
 """Repositories without weights in the Transformers layout. The first that is recognized counts."""
 
 KINDS: Final = (
-    Kind(
+    ModelKind(
         "a draft for speculative decoding, which continues what another model writes",
         "name that model; vLLM takes the draft in --speculative-config",
         architectures=r"P?[Ee]agle3?[A-Z]\w*|\w*(Eagle3|DraftModel|DSparkModel|MTP|MTPModel|AssistantModel)"
         r"|DFlash\w+|MedusaModel",
     ),
-    Kind(
+    ModelKind(
         "a reranker, a reward model or another classifier",
         POOLING,
         architectures=r"\w+For(\w*Classification|Ranking|\w*RewardModel|JointSchema|QuestionAnswering|MultipleChoice)",
     ),
-    Kind(
+    ModelKind(
         "an embedding model",
         POOLING,
         ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"),
         r"\w+For(MaskedLM|PreTraining|Retrieval)|(Ops)?Col[A-Z]\w+|HF_ColBERT|\w*Bidirectional\w*",
     ),
-    Kind(
+    ModelKind(
         "a recognizer of speech",
         "vLLM serves Whisper and others by itself: vllm serve MODEL",
         architectures=r"Whisper\w+|\w+For(CTC|SpeechSeq2Seq|RNNT|TDT)",
     ),
-    Kind(
+    ModelKind(
         "an encoder-decoder, such as T5 and BART",
         "name a decoder-only model, or serve it with Transformers",
         architectures=r"(U?M?T5|Switch\w+|Long[Tt]5|M?Bart|Pegasus\w*|Marian\w*|M2M100)(ForConditionalGeneration|MTModel)",
         field="is_encoder_decoder",
         holds=lambda value: value is True,
     ),
-    Kind(
+    ModelKind(
         "made for images, sound or series of numbers",
         "serve it with Transformers",
         architectures=r"\w+For\w*(Detection|Segmentation|Estimation|Modeling|Matching|XVector|TextToSpeech"
         r"|TextToWaveform|SuperResolution|(?<!Action)Prediction)",
     ),
-    Kind("a part of a diffusion model", DIFFUSERS, field="_class_name"),
-    Kind(
+    ModelKind("a part of a diffusion model", DIFFUSERS, field="_class_name"),
+    ModelKind(
         "quantized for MLX",
         "name the model from which it was made (base_model on its card)",
         field="quantization",
         holds=lambda value: isinstance(value, dict) and {"bits", "group_size"} <= value.keys(),
     ),
-    Kind(
+    ModelKind(
         "a model without a head that writes text, such as an embedding model",
         POOLING,
         # These have one under this name.
