@@ -48,7 +48,7 @@ REPOSITORIES: dict[str, tuple[dict[str, bytes], str, str]] = {
     "flax": (without_weights("flax_model.msgpack"), "only weights of TensorFlow, Flax or NeMo", "same model"),
     "encoder": (
         configured("BertModel"),
-        "a model without a head that writes text",
+        "the model is without a head that writes text",
         "vllm serve MODEL --runner pooling",
     ),
     "decoder-as-embedder": (
@@ -157,4 +157,4 @@ def test_a_directory_is_refused_before_its_weights_are_read(stages: Stages) -> N
     folder = write_model(stages.folder / "encoder", files)
     for ended in (slipway(stages, "run", str(folder)), stages.run("resolve", "--model", str(folder))):
         assert ended.returncode == REFUSED, ended.stderr
-        assert "a model without a head that writes text" in ended.stderr
+        assert "the model is without a head that writes text" in ended.stderr

@@ -117,7 +117,7 @@ KINDS: Final = (
         holds=lambda value: isinstance(value, dict) and {"bits", "group_size"} <= value.keys(),
     ),
     ModelKind(
-        "a model without a head that writes text, such as an embedding model",
+        "without a head that writes text, as embedding models are",
         POOLING,
         # These have one under this name.
         architectures=r"(?!\w*(Chat|ChatGLM|LMHead|DashengLM|Omni|MossAudio|Ultravox)Model$)\w+Model|\w+Encoder",
