@@ -25,6 +25,8 @@ from scoring.starts import Effects
 NAMES: Final = tuple(METRICS)
 SPEED: Final = [NAMES.index("latency"), NAMES.index("throughput")]
 QUALITY: Final = NAMES.index("quality")
+EACH: Final = list(range(len(NAMES)))
+"""All metrics by their numbers."""
 DRAWS: Final = 2000
 """This determines a probability of 0.9 to ±0.013 (95 %)."""
 
@@ -39,6 +41,9 @@ class Evidence:
     """Effects on ln milliseconds and on ln tokens/s."""
     memory: Floats
     """Bytes, shape (variants,)."""
+    asked: str = ""
+    """The reference, if it was asked the questions only, because it does not fit where the variants are loaded. Its
+    quality is the last row of ``quality``; the first variant's speed and memory stand in for its own."""
 
 
 class Estimate:
@@ -48,14 +53,20 @@ class Estimate:
         """Estimate the metrics and scores. Raise ValueError if the reference is a variant that was not measured."""
         self.evidence, self.criteria = evidence, criteria
         speed = np.exp(evidence.speed.means)
-        self.values: Floats = np.column_stack([np.exp(evidence.quality.logs), speed, evidence.memory])
-        """The metrics in their units, shape (variants, metrics)."""
-        self.reference: int | None = None
+        loaded, asked = np.column_stack([speed, evidence.memory]), evidence.quality.logs[len(evidence.variants) :]
+        loaded = np.vstack([loaded, loaded[: len(asked)]])
+        self.values: Floats = np.column_stack([np.exp(evidence.quality.logs), loaded])
+        """The metrics in their units, shape (variants, metrics); a reference that was asked only is the last row."""
+        self.reference: list[int] | None = None
+        """The row that each metric is compared with."""
         if isinstance(criteria.reference, str):
-            if criteria.reference not in evidence.variants:
+            if criteria.reference == evidence.asked:
+                self.reference = [len(evidence.variants) if metric == QUALITY else 0 for metric in EACH]
+            elif criteria.reference in evidence.variants:
+                self.reference = [evidence.variants.index(criteria.reference)] * len(NAMES)
+            else:
                 raise ValueError(f"the reference {criteria.reference!r} was not measured: name values in its place")
-            self.reference = evidence.variants.index(criteria.reference)
-            self.against = self.values[self.reference]
+            self.against = self.values[self.reference, EACH]
         else:
             self.against = np.array([getattr(criteria.reference, name) for name in NAMES])
         self.ratios = log_ratios(self.values, self.against)
@@ -100,7 +111,8 @@ class Estimate:
         """Estimate ln of how many times better a metric of a variant is than the reference's."""
         signs = {place: 1.0}
         if self.reference is not None:
-            signs[self.reference] = signs.get(self.reference, 0.0) - 1.0
+            row = self.reference[metric]
+            signs[row] = signs.get(row, 0.0) - 1.0
         return self._of_metric(float(self.ratios[place, metric]), signs, metric)
 
     def differences(self, first: int, second: int) -> list[tuple[float, Lead]]:
@@ -134,7 +146,7 @@ class Estimate:
         for place, factors in influence.items():
             gradient[place] += factors * slopes
             if self.reference is not None:
-                gradient[self.reference] -= factors * slopes
+                gradient[self.reference, EACH] -= factors * slopes
         return self._lead(value, gradient)
 
     def _of_metric(self, value: float, signs: dict[int, float], metric: int) -> Lead:
@@ -146,7 +158,7 @@ class Estimate:
 
     def _lead(self, value: float, gradient: Floats) -> Lead:
         """Estimate by the *gradient* of the value by the logarithms of all metrics, shape (variants, metrics)."""
-        by_starts = self.evidence.speed.spread(gradient[:, SPEED] * SIGNS[SPEED])
+        by_starts = self.evidence.speed.spread(gradient[: len(self.evidence.variants), SPEED] * SIGNS[SPEED])
         by_quality = gradient[:, QUALITY]
         by_items = float(by_quality @ self.evidence.quality.covariance @ by_quality)
         return Lead(value, by_starts.variance, by_items, by_starts.degrees)
@@ -168,9 +180,9 @@ def chances(estimate: Estimate, names: Sequence[str], *, draws: int = DRAWS) -> 
     # Every block moves all variants by what it showed of each, so that a difference has the noise of its own pair.
     few = np.sqrt(speed.degrees / generator.chisquare(speed.degrees, draws))
     moved = np.einsum("db,bvm->dvm", generator.standard_normal((draws, speed.blocks)), speed.influences)
-    drawn[..., SPEED] += SIGNS[SPEED] * few[:, None, None] * moved
+    drawn[:, : len(estimate.evidence.variants), SPEED] += SIGNS[SPEED] * few[:, None, None] * moved
     if estimate.reference is not None:
-        drawn -= drawn[:, [estimate.reference]]
+        drawn -= drawn[:, estimate.reference, EACH][:, None]
     places = [estimate.place(name) for name in names]
     best = ranked(drawn[:, places], estimate.criteria)[:, 0]
     return {name: float((best == number).mean()) for number, name in enumerate(names)}

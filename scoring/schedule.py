@@ -158,9 +158,8 @@ def look(
     worse = {comparison.other for comparison in verdict.comparisons if comparison.relation == "better"}
     unclear = [name for name in progress.unclear if name in progress.running and name not in worse]
     # The gates are losses against the reference, so that it is asked what an unclear variant is asked.
-    scaling = [
-        name for name in evidence.variants if name == criteria.reference and (unclear or len(times) < SCALE_BLOCKS)
-    ]
+    scale = evidence.variants[0] if evidence.asked else criteria.reference
+    scaling = [name for name in evidence.variants if name == scale and (unclear or len(times) < SCALE_BLOCKS)]
     useful = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
     names = dict.fromkeys((*progress.running, *evidence.variants))
     running = tuple(name for name in names if name in useful and (name in scaling or name not in worse))

@@ -10,6 +10,7 @@ from stages.parts.base.program import Outcome
 from stages.parts.base.store import ModelStore, sha256_of, write_json
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
+from stages.parts.records.answers import QUESTIONS, Answers, answers_key, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Engine, Evaluation, Memory, TaskScore
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.figures import load_of, pooled_load, task_score
@@ -20,6 +21,7 @@ from stages.parts.samples.lines import (
     LoadSamples,
     Samples,
     TimedRequest,
+    read_samples,
     write_samples,
 )
 
@@ -107,7 +109,7 @@ def evaluation(
         variant=variant.variant,
         variant_digest=variant.digest,
         base_digest=variant.base_digest,
-        workload={"name": "chat", "concurrency": 4},
+        workload={"name": "chat", "concurrency": 4, "quality_tasks": [TASK]},
         engine=engine(None if variant.bits == 16 else variant.method),
         hardware=Hardware(cpu="a cpu", cores=2, memory_bytes=8 << 30, gpus=()),
         key=key,
@@ -125,6 +127,29 @@ def evaluation(
     )
     record.write(store.evaluation(variant.variant))
     return record
+
+
+def answers(store: ModelStore, evaluation: Evaluation, commit: str = "c" * 40) -> Answers:
+    """Keep the answers of an evaluation as those of the reference."""
+    samples = read_samples(samples_path(store, evaluation.variant), evaluation)
+    key = answers_key(evaluation.base_digest, evaluation.variant, evaluation.workload)
+    record, path = answers_paths(store, key)
+    kept = Answers(
+        model=store.model,
+        commit=commit,
+        base_digest=evaluation.base_digest,
+        variant=evaluation.variant,
+        questions={name: evaluation.workload.get(name) for name in QUESTIONS},
+        quality=evaluation.quality,
+        not_asked={},
+        engine=evaluation.engine,
+        hardware=Hardware(cpu="a larger cpu", cores=64, memory_bytes=512 << 30, gpus=("an H200",)),
+        tool_versions=evaluation.tool_versions,
+        samples_sha256=write_samples(path, key, Samples(items=samples.items, held_out=samples.held_out)),
+        asked_at=NOW,
+    )
+    kept.write(record)
+    return kept
 
 
 def accuracy(samples: Samples) -> TaskScore:

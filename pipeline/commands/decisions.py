@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import STORE, Commands, ProfileOption, RunArgument, StoreOption, VolumeOptions
+from pipeline.commands.options import (
+    STORE,
+    CommandGroup,
+    Commands,
+    ModelArgument,
+    ProfileOption,
+    RunArgument,
+    StoreOption,
+    VolumeOptions,
+    model_store,
+)
 from pipeline.runs.engine import Printout
 
 if TYPE_CHECKING:
@@ -85,7 +95,7 @@ def score(
     stored = read_stored(run)
     other = _profile(stored.basis.profile, profile, assignments or [])
     basis = stored.basis.model_copy(update={"profile": other.model_dump(mode="json")})
-    decision = decide(basis, stored.evaluations, stored.samples())
+    decision = decide(basis, stored.evaluations, stored.samples(), stored.asked())
     changed = _changes(stored.decision, decision)
     document = {
         "run": run.name,
@@ -120,8 +130,27 @@ def compare(
     return Printout(document, _comparison(runs[0].name, runs[1].name, comparison))
 
 
-@commands.add("samples latest --parquet samples.parquet")
-def samples(
+class _ByRun(CommandGroup):
+    """The commands for samples, of which the first is meant where a run's name takes the place of a command's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, "--help"):
+            args = [*list(self.commands)[:1], *args]
+        return super().parse_args(ctx, args)
+
+
+samples_commands = Commands(
+    "Print the raw samples of a run, and carry a reference's answers to another store.",
+    "samples latest --parquet samples.parquet",
+    name="samples",
+    cls=_ByRun,
+    no_args_is_help=False,
+)
+commands.add_typer(samples_commands)
+
+
+@samples_commands.add("samples latest --parquet samples.parquet", "table")
+def samples_table(
     name: RunArgument = "latest",
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV to this file.")] = None,
     parquet: Annotated[
@@ -148,6 +177,42 @@ def samples(
         rows.to_parquet(parquet, index=False)
     if csv or not parquet:
         rows.to_csv(csv or sys.stdout, index=False)
+
+
+@samples_commands.add("samples export org/name > answers.jsonl", "export")
+def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
+    """Print the reference's answers to the quality questions.
+
+    They stand for the reference on a machine where it does not fit: by them is judged what the other variants lose.
+    """
+    from stages.parts.base.errors import ConfigError
+    from stages.parts.samples.answers import export_answers
+
+    text = export_answers(model_store(volume.store, model))
+    if not text:
+        raise ConfigError(
+            f"no answers of {model} are kept", hint="a run that measures the reference keeps them: slipway run"
+        )
+    sys.stdout.write(text)
+
+
+@samples_commands.add("samples import answers.jsonl", "import")
+def samples_import(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What samples export printed.", exists=True)],
+    store: StoreOption = STORE,
+) -> Printout:
+    """Keep a reference's answers that were exported from another store.
+
+    For a cluster, run it where the store's volume is mounted.
+    """
+    from stages.parts.samples.answers import import_answers
+
+    imported = import_answers(store, file.read_text())
+    rows = [
+        {"model": answers.model, "commit": answers.commit, "variant": answers.variant, "origin": answers.origin}
+        for answers in imported
+    ]
+    return Printout(rows, "\n".join(f"kept: {row['variant']} of {row['model']}, {row['origin']}" for row in rows))
 
 
 def _profile(published: dict[str, Any], name: str | None, assignments: list[str]) -> Profile:

@@ -208,7 +208,7 @@ class VolumeOptions(Where, ConfigOptions):
                 yield param.opts[0] if value is True else f"{param.opts[0]}={value}"
 
 
-class _Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands whose own help option is known to be off without pydantic, whose import takes longer than
     printing a command's help."""
 
@@ -223,9 +223,9 @@ class Commands(typer.Typer):
     """A group of commands with a help *text* and an example. It needs no rich, whose import takes 0.3 s."""
 
     def __init__(self, text: str | None = None, example: str = "", **options: Any) -> None:
-        super().__init__(
-            cls=_Group, help=text, epilog=EXAMPLE + example, no_args_is_help=True, rich_markup_mode=None, **options
-        )
+        for name, default in {"cls": CommandGroup, "no_args_is_help": True}.items():
+            options.setdefault(name, default)
+        super().__init__(help=text, epilog=EXAMPLE + example, rich_markup_mode=None, **options)
 
     def add(self, example: str, name: str | None = None, *, cleans_up: bool = False) -> Callable[[Command], Command]:
         """Add a command, with the options of its groups, and an example as the last line of its help.

@@ -19,6 +19,7 @@ from pipeline.commands.options import (
     RevisionOption,
     StoreOption,
     WorkloadOption,
+    model_store,
 )
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import UnknownName
@@ -74,14 +75,19 @@ def plan(
     from pipeline.planning.page import page
     from stages.parts.machine.accelerators import catalogue
     from stages.parts.model.description import describe_model
-    from stages.parts.vllm.prediction import calibrations
 
     settings = options.load(workload=workload)
     gpus, described = catalogue(accelerators), describe_model(model, revision)
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(
-        described, settings, priced, context=length, peak=peak, targets=targets, calibrations=calibrations(store, gpus)
+        described,
+        settings,
+        priced,
+        context=length,
+        peak=peak,
+        targets=targets,
+        store=model_store(store, model),
     )
     return Printout(answer.model_dump(mode="json"), page(answer, every=every))
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,20 +13,23 @@ from typing import Any, Final
 
 from pydantic import ConfigDict
 
+from pipeline.planning.refusal import place_of, requirements
 from pipeline.settings.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS
 from scoring.capacity.families import read_architecture
 from scoring.capacity.plan import Option, PlanRequest, Targets, options
-from scoring.capacity.speed import Requests, SpeedCalibration
+from scoring.capacity.speed import Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
 from scoring.closed import PlanRecord
 from scoring.names import REFERENCE
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
 from stages.parts.base.formats import storage_of
+from stages.parts.base.store import ModelStore
 from stages.parts.model.description import Description
 from stages.parts.vllm.automatic import Place, Requirements, decide
+from stages.parts.vllm.prediction import calibrations
 from stages.parts.vllm.sizing import memory_settings
 
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
@@ -50,7 +54,8 @@ class Calibrated(PlanRecord):
 
 
 class Automatic(PlanRecord):
-    """What a run on this type of GPU takes for the serving settings, with a number in place of every *auto*."""
+    """What a run on this type of GPU, or on this machine without any, takes for the serving settings: a number in place
+    of every *auto*."""
 
     accelerator: str
     tensor_parallel_size: int | None
@@ -108,9 +113,10 @@ def make_plan(
     context: int | None = None,
     peak: int | None = None,
     targets: Targets | None = None,
-    calibrations: Mapping[str, SpeedCalibration] | None = None,
+    store: ModelStore | None = None,
 ) -> PlanDocument:
-    """Plan a model. The run's configuration says what is not passed.
+    """Plan a model. The run's configuration says what is not passed. The *store* may have answers of its reference, and
+    evaluations by which the predicted times are corrected.
 
     Raises:
         UnusableModel: the model can't be sized; the message names what can't.
@@ -135,14 +141,15 @@ def make_plan(
             longest_request=sum(workload.longest()),
             peak=peak or workload.concurrency,
             targets=targets or (Targets(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms) if slo else Targets()),
-            calibrations=calibrations or {},
+            calibrations=calibrations(store.root, accelerators) if store else {},
         )
         layouts = options(request)
     except NotSizeable as error:
         raise UnusableModel(
             f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
         ) from error
-    return _document(described, config, request, layouts)
+    runs = automatic(described, config, accelerators, store)
+    return _document(described, config, request, layouts, runs)
 
 
 def _refuse_context(context: int, longest_request: int, longest_context: int) -> None:
@@ -181,21 +188,31 @@ def choose_accelerators(catalogue: Mapping[str, Accelerator], names: str | None)
 
 
 def automatic(
-    described: Description, config: RunConfig, accelerators: Mapping[str, Accelerator]
+    described: Description,
+    config: RunConfig,
+    accelerators: Mapping[str, Accelerator],
+    store: ModelStore | None = None,
 ) -> tuple[Automatic, ...]:
-    """Decide the serving settings that a run would take on each type of GPU."""
-    required = Requirements(config.serving, config.workload, config.optimize)
-    return tuple(_automatic(described, required, *item) for item in accelerators.items())
+    """Decide the serving settings that a run would take on each type of GPU. The *store* may have answers of the
+    reference."""
+    required = requirements(config, store, described.commit)
+    places = [Place(name, accelerator, accelerator.gpus_per_node) for name, accelerator in accelerators.items()]
+    with contextlib.suppress(ConfigError):  # vLLM need not be installed where a plan is made
+        if (own := place_of(config)) and own.accelerator is None:
+            places.append(own)
+    return tuple(_automatic(described, required, place) for place in places)
 
 
-def _automatic(described: Description, required: Requirements, name: str, accelerator: Accelerator) -> Automatic:
+def _automatic(described: Description, required: Requirements, place: Place) -> Automatic:
     try:
-        decided = decide(described, required, Place(name, accelerator, accelerator.gpus_per_node))
+        decided = decide(described, required, place)
     except ConfigError as error:
         mistakes = tuple(line.strip() for line in str(error).splitlines()[1:])
-        return Automatic(accelerator=name, tensor_parallel_size=None, max_model_len=None, left_out={}, notes=mistakes)
+        return Automatic(
+            accelerator=place.name, tensor_parallel_size=None, max_model_len=None, left_out={}, notes=mistakes
+        )
     return Automatic(
-        accelerator=name,
+        accelerator=place.name,
         tensor_parallel_size=decided.serving.tensor_parallel_size,
         max_model_len=decided.serving.max_model_len,
         left_out=dict(decided.left_out),
@@ -238,7 +255,7 @@ def with_prices(
     is that of a replica with as many GPUs as a run takes. Raises: ConfigError."""
     per_hour = {}
     if len(accelerators) == 1 and config.platform.price_per_hour:
-        (run,) = automatic(described, config, accelerators)
+        run, *_ = automatic(described, config, accelerators)
         per_hour[run.accelerator] = config.platform.price_per_hour / (run.tensor_parallel_size or 1)
     for assignment in prices:
         name, _, text = assignment.partition("=")
@@ -252,11 +269,14 @@ def with_prices(
 
 
 def _document(
-    described: Description, config: RunConfig, request: PlanRequest, layouts: Sequence[Option]
+    described: Description,
+    config: RunConfig,
+    request: PlanRequest,
+    layouts: Sequence[Option],
+    runs: Sequence[Automatic],
 ) -> PlanDocument:
     model = request.model
     calibrated = sorted(request.accelerators.keys() & request.calibrations.keys())
-    runs = automatic(described, config, request.accelerators)
     return PlanDocument(
         model=described.model,
         commit=described.commit,

@@ -101,7 +101,10 @@ def _runs(plan: PlanDocument) -> list[str]:
             continue
         length = f"{run.max_model_len:,} tokens of context" if run.max_model_len else "the model's own context"
         without = [f"without {name} ({why})" for name, why in run.left_out.items()]
-        lines.append("; ".join([f"a run takes {run.tensor_parallel_size} × {run.accelerator}, {length}", *without]))
+        takes = f"a run takes {run.tensor_parallel_size} × {run.accelerator}"
+        if run.accelerator not in {option.accelerator for option in plan.options}:
+            takes = f"a run on {run.accelerator} takes no GPU"
+        lines.append("; ".join([f"{takes}, {length}", *without]))
         lines += run.notes
     return lines
 

@@ -11,10 +11,12 @@ from typing import Final
 from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
 from stages.parts.base.store import ModelStore
+from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here, refuse_contradictions
 
 PATIENCE_S: Final = 10.0
@@ -32,8 +34,8 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
         UnusableModel: the model can't be served, wherever it runs.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
-    required = Requirements(config.serving, config.workload, config.optimize)
-    place, described = _place(config), _described(name, revision, store)
+    place, described = place_of(config), _described(name, revision, store)
+    required = requirements(config, store, described.commit if described else None)
     if described and place:
         return decide(described, required, place)
     if described:
@@ -41,13 +43,21 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
     return None
 
 
-def _place(config: RunConfig) -> Place | None:
+def requirements(config: RunConfig, store: ModelStore | None, commit: str | None) -> Requirements:
+    """Gather what a run's servers depend on. Answers that a *store* elsewhere may have are taken to be there."""
+    reference, tasks = config.profile.reference_variant, config.workload.quality_tasks
+    kept = store is None or are_kept(store, reference, commit, tasks)
+    return Requirements(config.serving, config.workload, config.optimize, reference, answers_kept=kept)
+
+
+def place_of(config: RunConfig) -> Place | None:
     """Return the hardware that the platform's runs measure on, or None if it is not known."""
     cluster, most = config.platform.cluster, config.platform.most_gpus
     if cluster is None:
         return place_here(catalogue())
     if not most:
-        return Place("a node without GPUs", None)
+        memory = config.platform.stages.evaluate.memory
+        return Place("a node without GPUs", None, 0, None if memory == "auto" else int(quantity(memory)))
     if cluster.accelerator is None:
         return None
     accelerators = catalogue()

@@ -13,7 +13,6 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from pipeline.settings.platform import STORE_MOUNT, ClusterSettings, Platform
-from scoring.names import REFERENCE
 from scoring.profile import Profile
 from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -57,12 +56,12 @@ class RunConfig(Settings):
         return self.platform.cluster
 
     @model_validator(mode="after")
-    def _compares_with_fp16(self) -> Self:
+    def _makes_the_reference(self) -> Self:
         name = self.profile.reference_variant
-        if name not in ("", REFERENCE):
+        if name and name not in self.optimize.variants:
             raise ValueError(
-                f"profile.reference: a run compares with {REFERENCE} or fixed values, not with {name}: "
-                f"use slipway score RUN --set reference={name} afterwards"
+                f"optimize.variants: {name}, with which the others are compared, is not among them: add it, or name "
+                "another one, or fixed values, in profile.reference"
             )
         return self
 

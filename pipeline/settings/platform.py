@@ -55,7 +55,8 @@ class Stage(Settings):
     cpu: Quantity | Literal["all"]
     """Cores, or *all* cores of the machine, so that nothing else runs at the same time."""
     memory: Quantity | Literal["auto"]
-    """*auto*, for evaluate on a cluster, is what the servers need by the size of the model."""
+    """*auto*, for evaluate and optimize on a cluster, is what the servers or a quantizer need by the size of the
+    model."""
     gpus: Annotated[int, Field(ge=0)] | Literal["any", "all", "auto"] = 0
     """*any* is one if the machine has one, *all* all of the machine, which may be none. *auto*, for evaluate on a
     cluster, is ``serving.tensor_parallel_size``, which may itself be auto."""
@@ -229,9 +230,9 @@ class Platform(Settings):
         unclear = [name for name, stage in stages.items() if stage.cpu == "all" or stage.gpus in ("all", "any")]
         if self.cluster and unclear:
             raise ValueError(f"'all' and 'any' are for one machine only: {', '.join(unclear)}")
-        may_be = {"evaluate"} if self.cluster else set()
-        if sized := [name for name, stage in stages.items() if stage.automatic and name not in may_be]:
-            raise ValueError(f"'auto' is for evaluate on a cluster only: {', '.join(sized)}")
+        may_be = {"evaluate": AUTOMATIC, "optimize": ("memory",)} if self.cluster else {}
+        if sized := [name for name, stage in stages.items() if {*stage.automatic} - {*may_be.get(name, ())}]:
+            raise ValueError(f"'auto' is for evaluate, and the memory of optimize, on a cluster: {', '.join(sized)}")
         return self
 
     @property

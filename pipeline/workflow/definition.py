@@ -30,6 +30,7 @@ from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import (
     COMMIT,
     COMPARED,
+    OPTIMIZE_MEMORY,
     RESOLVED,
     RESULTS,
     REWRITING,
@@ -124,11 +125,13 @@ def _tasks(platform: Platform) -> None:
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
     Task(name="check", template="check", arguments={"commit": commit}, depends="resolve")
     for variant, record in FORMATS.items():
+        rewrites = platform.stages.rewrite and not record.quantizer.calibrated
+        sized = bool(platform.stages.optimize.automatic) and not rewrites
         Task(
             name=f"optimize-{variant}",
-            template=REWRITING if platform.stages.rewrite and not record.quantizer.calibrated else "optimize",
-            arguments={"method": variant},
-            depends="acquire" if variant == REFERENCE else "acquire && check",
+            template=REWRITING if rewrites else "optimize",
+            arguments={"method": variant} | ({"memory": _checked(OPTIMIZE_MEMORY)} if sized else {}),
+            depends="acquire" if variant == REFERENCE and not sized else "acquire && check",
             when=None if variant == REFERENCE else f"{_checked(variant)} == true",
         )
     quantizing_ended = " && ".join(_over(f"optimize-{variant}") for variant in quantized_formats())

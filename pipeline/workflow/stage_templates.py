@@ -46,6 +46,8 @@ SERVED: Final = "variants"
 """The output of check with the variants to measure, separated by commas."""
 SERVING: Final = "serving"
 """The output of check with the serving settings, with a number in place of every *auto*."""
+OPTIMIZE_MEMORY: Final = "optimize-memory"
+"""The output of check with the memory that a quantizer needs which loads the whole model."""
 EXIT_HANDLER: Final = "end-and-publish"
 PUBLISHING: Final = "publish-report"
 """The step of the exit handler that keeps the report in the cluster's artifact repository."""
@@ -86,20 +88,26 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
     yield StageTemplate(
         *("acquire", stages.acquire, (*resolve, *commit)), inputs=("commit",), outputs=("digest",), secrets=hub
     )
-    most = () if platform.most_gpus is None else ("--gpus", str(platform.most_gpus))
+    most: tuple[str, ...] = ()
+    if platform.most_gpus is not None:
+        most = ("--gpus", str(platform.most_gpus), "--memory", stages.evaluate.memory)
+        most += ("--optimize-memory", stages.optimize.memory)
     yield StageTemplate(
         "check",
         stages.check,
-        (*_flags("model"), *commit, *_flags("settings=optimize", "serving", "workload"), *most),
+        (*_flags("model"), *commit, *_flags("settings=optimize", "serving", "workload", "profile"), *most),
         inputs=("commit",),
-        outputs=(*quantized_formats(), SERVED, SERVING, *AUTOMATIC, "left-out"),
+        outputs=(*quantized_formats(), SERVED, SERVING, *AUTOMATIC, OPTIMIZE_MEMORY, "left-out"),
         secrets=hub,
     )
     optimize = (*_flags("model"), "--method", _input("method"), *_flags("settings=optimize"))
     # Rewriting weights may need less than calibrating.
     for name, asks in (("optimize", stages.optimize), (REWRITING, stages.rewrite)):
         if asks:
-            yield StageTemplate("optimize", asks, optimize, name, inputs=("method",), outputs=("digest",))
+            inputs = ("method", *asks.automatic)
+            yield StageTemplate(
+                "optimize", asks, optimize, name, inputs=inputs, outputs=("digest",), pod_spec_patch=_sized(asks)
+            )
     measured = ("--variants", _input(SERVED), *_flags("workload"), "--serving", _input(SERVING))
     yield StageTemplate(
         "evaluate",

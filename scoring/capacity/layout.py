@@ -1,6 +1,6 @@
 """How many GPUs a server gets and how long its context may be, where the settings leave that open.
 
-fp16 decides, because it is the largest variant and the reference: the others are served with the same figures.
+The largest variant that fits decides: the others are served with the same figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Layout:
-    """One server of fp16. It fits if there are no *reasons* against it."""
+    """One server of a variant. It fits if there are no *reasons* against it."""
 
     tensor_parallel_size: int
     context: int
@@ -47,6 +47,8 @@ class Layout:
     reasons: tuple[str, ...] = ()
     with_room: bool = True
     """Whether it still fits if more memory is taken than was estimated."""
+    short_bytes: int = 0
+    """By how many bytes each GPU is short, if nothing but memory speaks against it."""
 
 
 def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
@@ -64,10 +66,15 @@ def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
 
 
 def choose_layout(
-    model: Architecture, accelerator: Accelerator, gpus: int, settings: MemorySettings, demand: Demand
+    model: Architecture,
+    storage: Storage,
+    accelerator: Accelerator,
+    gpus: int,
+    settings: MemorySettings,
+    demand: Demand,
 ) -> Layout:
-    """Choose the fewest GPUs, at most *gpus*, on which fp16 fits with room for the workload in flight, and the longest
-    context; that of *settings* is not read.
+    """Choose the fewest GPUs, at most *gpus*, on which a variant fits with room for the workload in flight, and the
+    longest context; that of *settings* is not read.
 
     If nothing fits, it is what was tried last, with the reasons. If no number of GPUs has room for all requests in
     flight, it is the largest that fits: the others wait.
@@ -76,9 +83,9 @@ def choose_layout(
     settings = replace(settings, context=least)
 
     def layout_on(size: int) -> Layout:
-        fitted = fit(model, SIXTEEN_BIT, accelerator, Parallelism(size), settings)
+        fitted = fit(model, storage, accelerator, Parallelism(size), settings)
         if fitted.reasons or fitted.cache is None:
-            return Layout(size, least, 0, fitted.reasons)
+            return Layout(size, least, 0, fitted.reasons, short_bytes=_short(fitted, settings))
         spare = _spare(fitted, settings)
         longest = fitted.cache.longest(spare)
         context = demand.context or max(least, rounded_context(longest, model))
@@ -133,6 +140,14 @@ def certain_reasons(fitted: Fit, settings: MemorySettings) -> tuple[str, ...]:
 def _spare(fitted: Fit, settings: MemorySettings) -> int:
     """Bytes for the KV cache that are left if more memory is taken than was estimated."""
     return fitted.cache_bytes - (0 if settings.kv_cache_bytes else _uncertain(fitted.memory))
+
+
+def _short(fitted: Fit, settings: MemorySettings) -> int:
+    """By how many bytes each GPU is short, if more memory is taken than was estimated; 0 if it can't be divided."""
+    if fitted.cache is None:
+        return 0
+    cache_bytes = settings.kv_cache_bytes or (fitted.cache.blocks(settings.context) + 1) * fitted.cache.block_bytes
+    return max(0, cache_bytes - fitted.memory.kv_cache + _uncertain(fitted.memory))
 
 
 def _uncertain(memory: MemoryUse) -> int:

@@ -14,27 +14,30 @@ import sys
 from dataclasses import replace
 from typing import Final
 
-from scoring.names import REFERENCE
+from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError, UnusableModel
-from stages.parts.base.formats import quantized_formats
+from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
 from stages.parts.base.store import canonical_json
 from stages.parts.base.workload import Workload
+from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.machine.hardware import check_gpus
+from stages.parts.machine.hardware import check_gpus, hardware, total_memory_bytes
 from stages.parts.model.corpora import own_files
 from stages.parts.model.description import chat_files, describe_commit
 from stages.parts.model.name import ModelName
-from stages.parts.vllm.automatic import Requirements, decide, place_here
+from stages.parts.records.answers import are_kept
+from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
 from stages.parts.vllm.kernels import experts_of, missing_kernels
 from stages.parts.vllm.model_classes import refuse_unknown_class
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.placement import check_replicas
+from stages.parts.vllm.sizing import quantizer_bytes
 
 HINT: Final = (
     "run where vLLM can serve it, or leave the variant out of optimize.variants; with "
@@ -48,6 +51,7 @@ def main() -> None:
     optimize = parse_json(Optimize, arguments.settings, "--settings")
     serving = parse_json(AskedServing, arguments.serving, "--serving")
     workload = parse_json(Workload, arguments.workload, "--workload") if arguments.workload else None
+    profile = parse_json(Profile, arguments.profile, "--profile")
     with program.outcome(store, "check") as report:
         check_gpus()
         files = own_files(workload, optimize).items() if workload else ()
@@ -55,8 +59,11 @@ def main() -> None:
             raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
         refuse_unknown_class(described)
-        place = place_here(catalogue(), arguments.gpus)
-        decided = decide(described, Requirements(serving, workload, optimize), place)
+        place = place_here(catalogue(), arguments.gpus, _bytes(arguments.memory))
+        reference, tasks = profile.reference_variant, workload.quality_tasks if workload else ()
+        kept = are_kept(store, reference, arguments.commit, tasks)
+        required = Requirements(serving, workload, optimize, reference, answers_kept=kept)
+        decided = decide(described, required, place)
         check_replicas(decided.serving)
         with chat_files(store, described) as directory:
             chats = replace(chat_model(directory), tokenizer=None)
@@ -64,13 +71,14 @@ def main() -> None:
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
         unserved = missing_kernels(experts_of(described.config), serving.dtype)
-        if REFERENCE in unserved:
+        if reference in unserved:
             raise UnusableModel(
-                unserved[REFERENCE], hint="run where vLLM has one, such as on a GPU, or name another model"
+                unserved[reference], hint="run where vLLM has one, such as on a GPU, or name another model"
             )
         missing: dict[str, str] = {name: why for name, why in unserved.items() if name in optimize.variants}
-        missing |= decided.left_out
-        served = [name for name in optimize.variants if name not in missing]
+        missing |= _too_large_to_load(optimize, decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
+        if not (served := [name for name in optimize.variants if name not in missing]):
+            raise UnusableModel("; ".join(f"{name}: {why}" for name, why in missing.items()), hint=HINT)
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len
         length = f", with {context:,} tokens of context" if context else ""
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
@@ -87,7 +95,26 @@ def main() -> None:
     program.write_output("gpus", str(decided.gpus))
     for name, size in (("memory", decided.memory_bytes), ("shm", decided.shared_bytes)):
         program.write_output(name, f"{math.ceil(size / GIB)}Gi")
+    program.write_output("optimize-memory", f"{math.ceil(quantizer_bytes(decided.weights_bytes) / GIB)}Gi")
     print(",".join(served))
+
+
+def _bytes(amount: str) -> int:
+    """Read the memory that a stage gets: a quantity; *auto* is what the node has, and nothing what this machine has."""
+    if amount == "auto":
+        return total_memory_bytes()
+    return int(quantity(amount)) if amount else hardware().memory_bytes
+
+
+def _too_large_to_load(optimize: Optimize, decided: Decided, memory_bytes: int) -> dict[str, str]:
+    """Say of the variants whose quantizer loads the whole model that it does not fit. Others stream it."""
+    if decided.weights_bytes <= memory_bytes:
+        return {}
+    why = (
+        f"its quantizer loads the whole model, {decided.weights_bytes / GIB:.1f} GiB, and has "
+        f"{memory_bytes / GIB:.1f} GiB of memory"
+    )
+    return {name: why for name in optimize.variants if FORMATS[name].quantizer.calibrated}
 
 
 def _arguments() -> argparse.Namespace:
@@ -102,6 +129,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", default="{}", help="JSON: Optimize in stages/parts/base/optimize_settings.py")
     parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
     parser.add_argument("--workload", default="", help="JSON: Workload in stages/parts/base/workload.py")
+    parser.add_argument("--profile", default='{"name": "default"}', help="the scoring profile as JSON")
+    parser.add_argument(
+        "--memory", default="", help="of evaluate, such as 8Gi; auto: the node's; default: this machine's"
+    )
+    parser.add_argument("--optimize-memory", default="", help="of optimize, in the same way")
     parser.add_argument(
         "--gpus", type=int, default=None, help="at most that many GPUs serve one replica (default: this machine's)"
     )

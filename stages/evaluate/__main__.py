@@ -46,7 +46,7 @@ def main() -> None:
     workload = parse_json(Workload, arguments.workload, "--workload")
     serving = parse_json(Serving, arguments.serving, "--serving")
     profile = parse_json(Profile, arguments.profile, "--profile")
-    if (reference := profile.reference_variant) and reference not in names:
+    if (reference := profile.reference_variant) and reference not in names and not serving.reference:
         raise ConfigError(f"{reference} is not among the variants", hint="the others are compared with it")
     check_gpus()
     summary = json.dumps(evaluate(store, made_by_this_run(store, names), workload, serving, profile))
@@ -125,7 +125,7 @@ def ensure(
             conditions[name] = conditions_of(variant, workload, serving, parsers)
         except DamagedModel as error:
             outcomes[name] = (error, False)
-    if (reference := profile.reference_variant) and reference not in conditions:
+    if (reference := profile.reference_variant) and reference not in conditions and not serving.reference:
         return outcomes | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
     reusable = _reusable(store, conditions, workload, profile)
     if conditions.keys() - reusable.keys():

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from scoring.choice import Verdict
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from stages.evaluate.block import Block
+from stages.evaluate.reference import keep_answers
 from stages.evaluate.results import MINUTE, choice_digest, keep
 from stages.evaluate.session import Lane, Session, lanes
 from stages.evaluate.smaller import measure_smaller
@@ -33,9 +34,16 @@ Ended = Literal["settled", "budget", ""]
 class Blocks:
     """Measures *subjects*, the reference among them if there is one. ``run`` is called once."""
 
-    def __init__(self, session: Session, subjects: Sequence[Subject], earlier: Evaluation | None) -> None:
-        """Args: earlier: an evaluation with all looks, if the subjects were measured together before."""
-        self._session, self._subjects = session, Subjects(session, subjects)
+    def __init__(
+        self,
+        session: Session,
+        subjects: Sequence[Subject],
+        earlier: Evaluation | None,
+        asked: Measured | None = None,
+    ) -> None:
+        """Args: earlier: an evaluation with all looks, if the subjects were measured together before; asked: the
+        answers of a reference that is not among them, because it does not fit."""
+        self._session, self._subjects = session, Subjects(session, subjects, asked)
         self._number = max(subject.blocks for subject in subjects)
         self._lanes: list[Lane] = []
         self._further: dict[str, int] = {}
@@ -91,7 +99,7 @@ class Blocks:
         """Judge, keep what was measured, and say whether another block is to be measured. *again*: nothing was measured
         since the last look."""
         loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.data.samples.rounds}
-        measured = {name: subject.measured() for name, subject in loaded.items()}
+        measured = {name: subject.measured() for name, subject in loaded.items()} | self._subjects.asked
         profile = self._session.profile
         gates = gates_of(measured, profile, profile.constraints)
         evidence = evidence_of(measured, profile.reference_variant)
@@ -144,6 +152,8 @@ class Blocks:
                     gate_factors[task] = max(gate_factors.get(task, 0.0), loss.more_items)
         # Tasks whose items count by the numbers that were asked can't be asked in parts.
         exhausted = {item.task for results in samples.values() for item in results.items if item.weight != 1}
+        for results in self._subjects.asked.values():
+            exhausted |= {item.task for item in results.samples.items}
         for name in self._progress.running:
             exhausted |= self._subjects.by_name[name].exhausted
         counts = {score.task: score.items for score in first.data.quality}
@@ -173,6 +183,8 @@ class Blocks:
         )
         for subject in loaded.values():
             keep(subject, self._progress.times[: subject.looks], schedule)
+        if self._subjects.reference:
+            keep_answers(self._subjects.reference)
 
 
 def in_words(verdict: Verdict) -> str:

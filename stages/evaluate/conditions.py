@@ -23,6 +23,7 @@ TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
     *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser"),
+    "reference",
 }
 """Serving settings that have no effect on a figure, or only through ``Conditions.binding`` or the parsers they mean."""
 ROUNDS: Final = 1

@@ -13,6 +13,7 @@ from stages.evaluate.blocks import Blocks
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.load import check_lengths
 from stages.evaluate.quality import check_tasks
+from stages.evaluate.reference import ask_elsewhere
 from stages.evaluate.results import UNCOMPARED, Found, Result, existing, keep_refusal, restore
 from stages.evaluate.session import Session
 from stages.evaluate.subject import Subject
@@ -46,7 +47,8 @@ def measure(
             say(f"note: {model} is being served on this machine and shares it with this measurement")
         session = Session(store, workload, serving, profile, trace, include_defaults, beside, logs)
         subjects = [Subject(name, store.optimized(name), conditions[name], session) for name in conditions]
-        Blocks(session, subjects, restore(store, subjects)).run()
+        earlier, asked = restore(store, subjects), ask_elsewhere(session) if serving.reference else None
+        Blocks(session, subjects, earlier, asked).run()
     if not run_id and not any(subject.failure for subject in subjects):
         shutil.rmtree(logs)
     return {subject.name: (result(subject), subject.measured_now) for subject in subjects}

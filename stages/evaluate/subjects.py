@@ -10,14 +10,16 @@ from dataclasses import replace
 from stages.evaluate.session import Session
 from stages.evaluate.subject import Subject
 from stages.parts.base.log import say
-from stages.parts.samples.evidence import gates_of
+from stages.parts.samples.evidence import Measured, gates_of
 
 
 class Subjects:
     """Those of a session, by name, the reference among them if there is one."""
 
-    def __init__(self, session: Session, subjects: Sequence[Subject]) -> None:
+    def __init__(self, session: Session, subjects: Sequence[Subject], asked: Measured | None = None) -> None:
+        """Args: asked: the answers of a reference that is not among the subjects, because it does not fit."""
         self.session, self.by_name = session, {subject.name: subject for subject in subjects}
+        self.asked = {session.profile.reference_variant: asked} if asked else {}
         self.reference = self.by_name.get(session.profile.reference_variant)
 
     def __iter__(self) -> Iterator[Subject]:
@@ -54,8 +56,8 @@ class Subjects:
         if not subject.asked:
             limits = limits.model_copy(update={"quality_recovery": None})
         measured = {"": replace(variant, load=None)}
-        if self.reference:
-            reference, places = self.reference.measured(), {item.place for item in variant.samples.items}
+        if reference := self.reference.measured() if self.reference else next(iter(self.asked.values()), None):
+            places = {item.place for item in variant.samples.items}
             items = tuple(item for item in reference.samples.items if item.place in places)
             samples = replace(reference.samples, items=items)
             measured[profile.reference_variant] = replace(reference, samples=samples, load=None)

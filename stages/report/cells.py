@@ -54,7 +54,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Variants:
-    """The color and mark of each variant, the same in the whole page; style 0 is fp16's."""
+    """The color and mark of each variant, the same in the whole page; style 0 is the reference's."""
 
     styles: dict[str, int]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from scoring.metrics import METRICS
 from scoring.results import Change
 from stages.parts.base.store import digest_of
-from stages.parts.records.evaluation import Evaluation, machine_of
+from stages.parts.records.evaluation import Evaluation, TaskScore, machine_of
 from stages.parts.records.production import Candidate, Cost, Interval, Loss, Paired, Price
 from stages.select.measurements import SPEED, Measurements
 
@@ -77,7 +77,7 @@ def _measured(measurements: Measurements, estimate: Estimate, name: str, price: 
         "change": changes(measurements, estimate, name),
         "losses": tuple(Loss(task=task, **vars(loss), verdict=loss.verdict) for task, loss in losses.items()),
         "against_fp16": paired(questions.get(reference, {}), questions.get(name, {})) if name != reference else (),
-        "recovery": recovery(evaluation, measurements.evaluations.get(reference)),
+        "recovery": recovery(evaluation, measurements.reference_quality),
         "divergence": measurements.divergences.get(name),
         "cost": cost_of(evaluation, price, rate) if evaluation else None,
     }
@@ -169,10 +169,10 @@ def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None
     return Cost(value=value, low=low, high=high, currency=price.currency, tokens_per_s=rate, basis=basis)
 
 
-def recovery(evaluation: Evaluation | None, reference: Evaluation | None) -> dict[str, float]:
+def recovery(evaluation: Evaluation | None, reference: Iterable[TaskScore]) -> dict[str, float]:
     """Divide the variant's score by the reference's, by task: accuracies as they are, perplexities as the probability
     per byte (2^(−bits per byte)), so that 0.99 means a loss of one percent for both."""
-    if evaluation is None or reference is None:
+    base = {score.task: score.score for score in reference}
+    if evaluation is None:
         return {}
-    base = {score.task: score.score for score in reference.quality}
     return {score.task: score.score / base[score.task] for score in evaluation.quality if base.get(score.task, 0.0) > 0}

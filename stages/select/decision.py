@@ -19,9 +19,9 @@ from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
-from stages.select.notes import notes_of
+from stages.select.notes import kept_answers, notes_of
 from stages.select.sentences import reason_of
-from stages.select.stored import Basis
+from stages.select.stored import Asked, Basis
 
 if TYPE_CHECKING:
     from scoring.choice import Verdict
@@ -32,10 +32,15 @@ WORDING: Final = 3
 
 
 def decide(
-    basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], *, run: str | None = None
+    basis: Basis,
+    evaluations: Mapping[str, Evaluation],
+    samples: Mapping[str, Samples],
+    asked: Asked | None = None,
+    *,
+    run: str | None = None,
 ) -> Production:
     """Choose the winner and write the document, which is not published yet. Reads and writes nothing, and gives the
-    same decision for the same input. *run* is the run that decides, if any.
+    same decision for the same input. *asked* is a reference that was not measured, *run* the run that decides, if any.
 
     Raises:
         NoWinner: every variant lacks a metric, or does not pass the gates; or they cannot be compared.
@@ -44,7 +49,7 @@ def decide(
     from scoring.estimate import Estimate
 
     profile = parse(Profile, basis.profile, "the profile")
-    measurements = measurements_of(evaluations, samples, profile)
+    measurements = measurements_of(evaluations, samples, profile, asked)
     excluded = _excluded(basis, measurements)
     _check_choosable(measurements, profile, excluded)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
@@ -55,6 +60,7 @@ def decide(
     candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
     winner = measurements.evaluations[verdict.chosen]
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
+    anchor = estimate.evidence.variants[0] if asked else ""
     layout, starts, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence.speed.blocks, basis.base
     measured = samples[winner.variant]
     served = measured.smaller if layout and not layout.against else measured
@@ -67,9 +73,13 @@ def decide(
         run=run,
         winner=winner.variant,
         release="",
-        reason=reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded),
+        reason=reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, anchor),
         wording=WORDING,
-        notes=(*notes, *([sentences_of(layout, winner.variant, candidate.cost)] if layout else [])),
+        notes=(
+            *([kept_answers(asked)] if asked else []),
+            *notes,
+            *([sentences_of(layout, winner.variant, candidate.cost)] if layout else []),
+        ),
         rules=RULES,
         slipway=version(),
         outcome=verdict.outcome,
@@ -82,12 +92,13 @@ def decide(
         units={name: metric.unit for name, metric in METRICS.items()},
         price=basis.price,
         candidates=candidates,
+        anchor=anchor,
         workload=winner.workload,
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
         prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
-        key=decision_key(basis, measurements.evaluations),
+        key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),
     )
 
@@ -103,7 +114,7 @@ def _excluded(basis: Basis, measurements: Measurements) -> dict[str, str]:
 def _check_choosable(measurements: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
     """Check that a variant passed the gates, and that the reference was measured."""
     why = "; ".join(f"{name}: {reason}" for name, reason in excluded.items())
-    if measurements.reference and measurements.reference not in measurements.loaded:
+    if measurements.reference and measurements.reference not in measurements.loaded and not measurements.asked:
         raise NoWinner(
             f"the reference {measurements.reference} was not measured, so nothing can be compared with it ({why})",
             hint="slipway score RUN --set reference=… compares with another variant, or with fixed values",
@@ -135,10 +146,11 @@ def _judged(
     return lacking(verdict, missing)
 
 
-def decision_key(basis: Basis, measured: Mapping[str, Evaluation]) -> str:
+def decision_key(basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None = None) -> str:
     """Compute the digest of everything that a decision follows from."""
     return digest_of(
-        {
+        ({"answers": digest_of(asked.answers)} if asked else {})
+        | {
             "version": RULES,
             "profile": basis.profile,
             "price": basis.price and basis.price.model_dump(mode="json"),

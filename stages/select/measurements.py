@@ -13,7 +13,7 @@ from scoring.metrics import METRICS
 from scoring.pareto import pareto_front
 from scoring.results import divergence_measures
 from stages.parts.base.errors import NoWinner
-from stages.parts.records.evaluation import Evaluation, by_machine
+from stages.parts.records.evaluation import Evaluation, TaskScore, by_machine
 from stages.parts.samples.capacity import within
 from stages.parts.samples.evidence import Gate, Measured, divergences, evidence_of, gates_of, losses_of, recoveries
 from stages.parts.samples.lines import Samples
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from scoring.losses import TaskLoss
     from scoring.profile import Profile
     from scoring.results import Divergence
+    from stages.select.stored import Asked
 
 SPEED: Final = ("latency", "throughput")
 """The metrics that depend on the machine."""
@@ -49,6 +50,15 @@ class Measurements:
     """From the reference; without variants that were measured on another text."""
     reference: str
     """The variant that the others are compared with, unless the profile has fixed values."""
+    asked: Asked | None
+    """The reference, if it was asked the questions only."""
+
+    @property
+    def reference_quality(self) -> tuple[TaskScore, ...]:
+        """Return the reference's scores; none if it was neither measured nor asked."""
+        if self.asked:
+            return self.asked.answers.quality
+        return self.evaluations[self.reference].quality if self.reference in self.evaluations else ()
 
     @property
     def loaded(self) -> list[str]:
@@ -61,9 +71,16 @@ class Measurements:
         return SPEED if len(by_machine(self.evaluations)) > 1 else ()
 
     def evidence(self) -> Evidence:
-        """Gather the evidence of all variants that were loaded."""
+        """Gather the evidence of all variants that were loaded, and of a reference that was asked only."""
+        loaded = {name: self.measured[name] for name in self.loaded}
+        if self.asked:
+            # In the order in which they were measured: the first stands in for the reference.
+            schedules = (evaluation.schedule for evaluation in self.evaluations.values())
+            order = max((schedule.variants for schedule in schedules if schedule), key=len, default=())
+            loaded = {name: loaded[name] for name in dict.fromkeys((*order, *loaded)) if name in loaded}
+            loaded[self.reference] = Measured(self.asked.samples, 0)
         try:
-            return evidence_of({name: self.measured[name] for name in self.loaded}, self.reference)
+            return evidence_of(loaded, self.reference)
         except ValueError as error:
             raise NoWinner(f"the variants can't be compared: {error}", hint="measure them again in one run") from error
 
@@ -117,7 +134,7 @@ class Measurements:
 
 
 def measurements_of(
-    evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], profile: Profile
+    evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], profile: Profile, asked: Asked | None
 ) -> Measurements:
     """Compute what the decision needs."""
     evaluations = dict(sorted(evaluations.items()))
@@ -126,16 +143,22 @@ def measurements_of(
     unusable = {name: why for name in evaluations if (why := _unusable(evaluations[name], samples[name]))}
     usable = {name: samples[name] for name in evaluations if name not in unusable}
     measured = {name: Measured.of(evaluations[name], sample) for name, sample in usable.items()}
+    compared = measured
+    if asked:
+        samples, usable = samples | {reference: asked.samples}, usable | {reference: asked.samples}
+        compared = measured | {reference: Measured(asked.samples, 0)}
+    gates = gates_of(compared, profile, profile.constraints)
     return Measurements(
         evaluations=evaluations,
         measured=measured,
         unusable=unusable,
-        gates=gates_of(measured, profile, profile.constraints),
+        gates={name: gates[name] for name in measured},
         losses=losses_of(usable, reference, profile.task_loss),
         recoveries=recoveries(usable, profile),
         questions=questions(samples),
         divergences=divergences(samples, reference),
         reference=reference,
+        asked=asked,
     )
 
 

@@ -12,6 +12,7 @@ from stages.parts.records.evaluation import Evaluation, by_machine, grouped
 from stages.parts.records.production import Price
 from stages.parts.samples.questions import Questions
 from stages.select.measurements import Measurements
+from stages.select.stored import Asked
 
 NOTED: Final = 0.05
 """A note says if the machine was slower by more than this share for a variant."""
@@ -33,6 +34,15 @@ def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Pri
         *different_questions(questions),
         *without_items(evaluations, questions),
     ]
+
+
+def kept_answers(asked: Asked) -> str:
+    """Say where the answers come from by which the losses are judged."""
+    answers = asked.answers
+    return (
+        f"{answers.variant} was asked the questions and not loaded, because it does not fit as the variants are "
+        f"served: its answers are those of {answers.origin}."
+    )
 
 
 def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iterator[str]:

@@ -16,14 +16,15 @@ from stages.parts.base.errors import DamagedModel, NoWinner
 from stages.parts.base.store import ModelStore, Placement
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
+from stages.parts.records.answers import Answers, answers_key, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import RULES, Price, Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.pinned import alike
 from stages.parts.releases.release import decisions, publish, release_name, settle
-from stages.parts.samples.lines import read_samples
+from stages.parts.samples.lines import read_answers, read_samples
 from stages.select.decision import decide, decision_key
-from stages.select.stored import DECISION, Basis, store_inputs
+from stages.select.stored import DECISION, Asked, Basis, store_inputs
 
 
 class Selection(NamedTuple):
@@ -59,11 +60,11 @@ def select(
         name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation)
         for name, evaluation in measured.items()
     }
-    run = os.environ.get(program.RUN_VARIABLE)
+    run, asked = os.environ.get(program.RUN_VARIABLE), asked_only(store, basis, profile, measured)
     if run:
-        store_inputs(store, store.run(run), basis, measured)
-    standing = standing_decision(store, decision_key(basis, measured))
-    decision, placement = standing or decide(basis, measured, samples, run=run), None
+        store_inputs(store, store.run(run), basis, measured, asked)
+    standing = standing_decision(store, decision_key(basis, measured, asked))
+    decision, placement = standing or decide(basis, measured, samples, asked, run=run), None
     wait = serve or being_served(store) or (decision.outcome == "incomplete" and not allow_incomplete)
     if standing:
         settle(store, standing.release, wait=wait)
@@ -105,6 +106,17 @@ def gather(
         slipway=program.version(),
     )
     return basis, measured
+
+
+def asked_only(store: ModelStore, basis: Basis, profile: Profile, measured: Mapping[str, Evaluation]) -> Asked | None:
+    """Read the answers of a reference that was not measured; None if it was, or was not even asked."""
+    reference = profile.reference_variant
+    if not reference or reference in measured:
+        return None
+    key = answers_key(basis.base.digest, reference, next(iter(measured.values())).workload)
+    record, samples = answers_paths(store, key)
+    answers = Answers.read(record)
+    return Asked(answers, read_answers(samples, key)) if answers else None
 
 
 def measured_variants(

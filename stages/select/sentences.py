@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from scoring.criteria import MARGIN_OF, Criteria
 from scoring.metrics import METRICS, TITLES, odds, shown
+from scoring.names import REFERENCE
 from scoring.results import Change
+from stages.parts.records.evaluation import grouped
 from stages.parts.records.production import Production
 
 if TYPE_CHECKING:
@@ -21,19 +23,28 @@ def reason_of(
     change: Mapping[str, Change],
     missing: Sequence[str],
     excluded: Mapping[str, str],
+    anchor: str = "",
 ) -> str:
     """Say the outcome, and why the winner was chosen.
 
     *starts* are those of each server, *change* the winner's metrics compared with the reference's, *missing* the
-    variants because of which the decision is incomplete, and *excluded* says why, by variant.
+    variants because of which the decision is incomplete, and *excluded* says why, by variant. *anchor* is the variant
+    with whose speed and memory the others are compared, if the reference was asked only.
     """
     unclear = [comparison.other for comparison in verdict.comparisons if comparison.other not in verdict.ranking]
     text = _settled(verdict, criteria, starts)
     if missing:
         text = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {text}"
+    if criteria.reference != REFERENCE:
+        compared = criteria.reference_variant or "fixed values"
+        text = f"The loss against 16 bit is not known: {compared} took the place of {REFERENCE}. {text}"
     if change:
-        against = criteria.reference_variant or "the profile's values"
-        text += f" Against {against}: {', '.join(_change(name, change.get(name)) for name in METRICS)}."
+        against = dict.fromkeys(METRICS, criteria.reference_variant or "the profile's values")
+        if anchor:
+            against |= {name: anchor for name in METRICS if name != "quality"}
+        for reference, names in grouped(against).items():
+            if not anchor or reference != verdict.chosen:
+                text += f" Against {reference}: {', '.join(_change(name, change.get(name)) for name in names)}."
     for heading, names in (
         ("Not shown to pass the gates", unclear),
         ("Excluded", [name for name in excluded if name not in unclear]),

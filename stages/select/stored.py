@@ -2,6 +2,7 @@
 
 runs/<id>/measurements/basis.json                       model, profile, price, and the variants without a measurement
 runs/<id>/measurements/<variant>.json, .samples.jsonl   the evaluations that counted: hard links, which take no space
+runs/<id>/measurements/answers.json, .samples.jsonl     the answers of a reference that was not measured
 runs/<id>/decision.json                                 the decision made from them
 """
 
@@ -17,12 +18,14 @@ from stages.parts.base.errors import DamagedModel, MissingRun
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, place
 from stages.parts.records.acquired import Acquired
+from stages.parts.records.answers import Answers, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Price, Production
-from stages.parts.samples.lines import Samples, read_samples
+from stages.parts.samples.lines import Samples, read_answers, read_samples
 
 MEASUREMENTS: Final = "measurements"
 BASIS: Final = "basis.json"
+ANSWERS: Final = "answers"
 DECISION: Final = "decision.json"
 
 
@@ -43,6 +46,14 @@ class Basis(Record):
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A reference that was asked the questions only, because it does not fit where the variants are served."""
+
+    answers: Answers
+    samples: Samples
+
+
+@dataclass(frozen=True)
 class StoredDecision:
     """The decision of a run and everything that it follows from."""
 
@@ -51,6 +62,8 @@ class StoredDecision:
     decision: Production | None
     """None if no variant could be chosen."""
     folder: Path
+    answers: Answers | None = None
+    """Those of a reference that was asked only."""
 
     @cached_property
     def store(self) -> ModelStore:
@@ -69,16 +82,27 @@ class StoredDecision:
             name: read_samples(self.samples_path(name), evaluation) for name, evaluation in self.evaluations.items()
         }
 
+    def asked(self) -> Asked | None:
+        """Read the answers of a reference that was asked only; fails like ``read_answers``."""
+        if self.answers is None:
+            return None
+        return Asked(self.answers, read_answers(self.samples_path(ANSWERS), self.answers.key))
 
-def store_inputs(store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation]) -> None:
+
+def store_inputs(
+    store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None = None
+) -> None:
     """Store what the decision of *run* will follow from. Files of an attempt that was killed are replaced."""
     folder = run / MEASUREMENTS
     folder.mkdir(parents=True, exist_ok=True)
-    for name in measured:
-        source = store.evaluation(name)
-        for path in (source, source.with_suffix(SAMPLES_SUFFIX)):
-            (folder / path.name).unlink(missing_ok=True)
-            place(path, folder / path.name)
+    evaluations = {name: store.evaluation(name) for name in measured}
+    sources = {name: (path, path.with_suffix(SAMPLES_SUFFIX)) for name, path in evaluations.items()}
+    if asked:
+        sources[ANSWERS] = answers_paths(store, asked.answers.key)
+    for name, paths in sources.items():
+        for path, suffix in zip(paths, (".json", SAMPLES_SUFFIX), strict=True):
+            (folder / f"{name}{suffix}").unlink(missing_ok=True)
+            place(path, folder / f"{name}{suffix}")
     basis.write(folder / BASIS)
 
 
@@ -95,8 +119,10 @@ def read_stored(run: Path) -> StoredDecision:
             f"run {run.name} has no measurements: it ended before a decision",
             hint="start another run: it uses finished measurements again",
         )
-    documents = [Evaluation.read(path) for path in sorted((run / MEASUREMENTS).glob("*.json")) if path.name != BASIS]
+    paths = [path for path in (run / MEASUREMENTS).glob("*.json") if path.name not in (BASIS, f"{ANSWERS}.json")]
+    documents = [Evaluation.read(path) for path in sorted(paths)]
     evaluations = {evaluation.variant: evaluation for evaluation in documents if evaluation}
     if not evaluations:
         raise DamagedModel(f"run {run.name} lost its measurements", hint="start another run")
-    return StoredDecision(basis, evaluations, Production.read(run / DECISION), run)
+    answers = Answers.read(run / MEASUREMENTS / f"{ANSWERS}.json")
+    return StoredDecision(basis, evaluations, Production.read(run / DECISION), run, answers)

@@ -28,7 +28,7 @@ from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_
 from stages.parts.samples.lines import Samples, StartLoad, read_samples
 from stages.select.decision import decide
 from stages.select.differences import differences
-from stages.select.stored import DECISION, MEASUREMENTS, StoredDecision, read_stored
+from stages.select.stored import ANSWERS, DECISION, MEASUREMENTS, Asked, StoredDecision, read_stored
 
 NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
 """Fields of a decision that do not follow from the measurements."""
@@ -73,8 +73,9 @@ def verify(run: Path) -> Verification:
             verification.findings.append(str(error))
         else:
             evaluations[name] = check_evaluation(evaluation, samples[name], verification)
-    if len(samples) == len(stored.evaluations):
-        check_decision(stored, evaluations, samples, verification)
+    asked = check_answers(stored, verification)
+    if len(samples) == len(stored.evaluations) and bool(asked) == bool(stored.answers):
+        check_decision(stored, evaluations, samples, asked, verification)
         check_report(stored, evaluations, verification)
     return verification
 
@@ -95,6 +96,31 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
                 f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
                 f"{evaluation.samples_sha256[:12]}… was measured"
             )
+
+
+def check_answers(stored: StoredDecision, verification: Verification) -> Asked | None:
+    """Compare the answers of a reference that was asked only with their digest and their figures; None if there are
+    none, or if they can't be read."""
+    try:
+        asked = stored.asked()
+    except DamagedModel as error:
+        verification.findings.append(str(error))
+        return None
+    if asked is None:
+        return None
+    answers, path = asked.answers, stored.samples_path(ANSWERS)
+    verification.compared.append(stored.shown(path))
+    if (sha256 := _sha256(path)) != answers.samples_sha256:
+        verification.findings.append(
+            f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
+            f"{answers.samples_sha256[:12]}… was asked"
+        )
+    verification.findings += [
+        f"answers of {answers.variant}: {score.task} is {score.value}, the samples give {computed.value}"
+        for score in answers.quality
+        if (computed := task_score(score, asked.samples)) and computed != score
+    ]
+    return asked
 
 
 def _measured_again(current: Path, evaluation: Evaluation) -> bool:
@@ -185,6 +211,7 @@ def check_decision(
     stored: StoredDecision,
     evaluations: Mapping[str, Evaluation],
     samples: Mapping[str, Samples],
+    asked: Asked | None,
     verification: Verification,
 ) -> None:
     """Compare every document that holds the decision with the decision that is made again; if the rules are those of
@@ -197,7 +224,7 @@ def check_decision(
             compare_documents(stored, _json(stored.folder / DECISION) or {}, verification)
         return
     try:
-        recomputed = decide(stored.basis, evaluations, samples)
+        recomputed = decide(stored.basis, evaluations, samples, asked)
     except NoWinner as error:
         if published:
             verification.findings.append(f"no variant can be chosen ({error}), but {published} was published")

@@ -94,7 +94,7 @@ def test_every_mistake_is_shown_at_once():
         "optimize.group_size=7",
         "profile.weights.quality=-1",
         "serving.port=99999",
-        "optimize.variants=[awq]",
+        "optimize.variants=[awg]",
         "nonsense",
     ]
     with pytest.raises(ConfigError) as caught:
@@ -107,7 +107,7 @@ def test_every_mistake_is_shown_at_once():
         "optimize.group_size: Input should be 32, 64 or 128 (got '7')",
         "profile.weights.quality: Input should be greater than or equal to 0 (got '-1')",
         "serving.port: Input should be less than or equal to 65535",
-        "optimize.variants: fp16 is the reference and can't be left out",
+        "optimize.variants: unknown variant 'awg'",
         "--set nonsense: not of the form path.to.field=value",
     ):
         assert line in text
@@ -173,15 +173,17 @@ def test_a_file_that_pods_could_not_read_is_refused_before_a_run_on_a_cluster(fi
     chosen("/mnt/models/own/mine.jsonl", "gke")
 
 
-def test_a_run_compares_with_fp16_or_fixed_values_and_another_variant_is_for_score() -> None:
+def test_a_run_makes_what_it_compares_with() -> None:
     values = "{quality: 0.62, latency: 900, throughput: 400, memory: 16.0e+9}"
-    for reference in ("fp16", values):
+    for reference in ("fp16", "int8", values):
         load(assignments=[f"profile.reference={reference}"])
+    for reference in ("int8", values):
+        load(assignments=[f"profile.reference={reference}", "optimize.variants=[int8, gptq]"])
     with pytest.raises(ConfigError) as caught:
-        load(assignments=["profile.reference=int8"])
+        load(assignments=["optimize.variants=[int8, gptq]"])
     assert str(caught.value).splitlines()[1] == (
-        "    profile.reference: a run compares with fp16 or fixed values, not with int8: "
-        "use slipway score RUN --set reference=int8 afterwards"
+        "    optimize.variants: fp16, with which the others are compared, is not among them: add it, or name another "
+        "one, or fixed values, in profile.reference"
     )
 
 

@@ -112,22 +112,26 @@ def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
     assert (found["l4"]["tensor_parallel_size"], found["l4"]["max_model_len"]) == (1, 21_248)
     assert (found["h100"]["tensor_parallel_size"], found["h100"]["max_model_len"]) == (1, 131_072)
     said = plan(hub, *asked, "--set", "serving.max_model_len=30000", "--set", "serving.tensor_parallel_size=1").stdout
-    assert re.search(r"^a run on l4 is refused: fp16 on 1 × l4: room for [\d,]+ of 30,000 tokens", said, re.MULTILINE)
+    without = (
+        r"^a run takes 1 × l4, 30,000 tokens of context; without fp16 \(room for [\d,]+ of 30,000 tokens of context\)"
+    )
+    assert re.search(without, said, re.MULTILINE)
+    assert "it is served on 2 × l4 for the quality questions only" in said
     assert "a run takes 1 × h100, 30,000 tokens of context" in said
 
 
 def test_what_a_run_would_refuse_is_not_offered(hub: HubServer) -> None:
     settings = ("--set", "serving.max_model_len=120000", "--set", "serving.tensor_parallel_size=4")
-    asked = ("org/llama-3.1-70b", "--gpu", "a100-80,l40s", "--context", "8192", *settings)
+    asked = ("org/llama-3.1-70b", "--gpu", "a100-80,l4", "--context", "8192", *settings)
     found = document(hub, *asked)
-    (refused,) = [run["accelerator"] for run in found["automatic"] if run["tensor_parallel_size"] is None]
-    assert refused == "l40s"
+    refused = {run["accelerator"] for run in found["automatic"] if run["tensor_parallel_size"] is None}
+    assert refused == {"l4", "this machine"}  # the last without a GPU
     assert {option["accelerator"] for option in found["options"] if option["fits"]} == {"a100-80"}
-    assert ("a run on l40s is refused",) in {tuple(option["reasons"]) for option in found["options"]}
+    assert ("a run on l4 is refused",) in {tuple(option["reasons"]) for option in found["options"]}
     page = plan(hub, *asked).stdout
-    assert "a run on l40s is refused: fp16 on 4 × l40s: " in page
-    assert not re.search(r"^[★ ×] \w+ +\d × l40s", page, re.MULTILINE)
-    assert "on 8 × l40s does not fit" not in page
+    assert "a run on l4 is refused: fp16 on 4 × l4: " in page
+    assert not re.search(r"^[★ ×] \w+ +\d × l4", page, re.MULTILINE)
+    assert "on 8 × l4 does not fit" not in page
 
 
 def test_what_needs_several_nodes_is_beyond_what_a_run_does(hub: HubServer) -> None:

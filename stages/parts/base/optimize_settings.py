@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import field_validator
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE
-from scoring.names import REFERENCE
 from stages.parts.base.errors import UnknownName
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import Positive, Settings
@@ -31,8 +30,7 @@ class Optimize(Settings):
     """Which variants are made, and how."""
 
     variants: tuple[str, ...] = ("fp16", "awq", "gptq", "int8")
-    """Names of ``stages.parts.base.formats``. fp16 is the reference with which the others are compared, so it can't be
-    left out."""
+    """Names of ``stages.parts.base.formats``. ``profile.reference``, fp16 by default, has to be among them."""
     group_size: Literal[32, 64, 128] = DEFAULT_GROUP_SIZE
     """Weights that share one scale in awq and gptq. It must divide the input widths of the layers. 32 is the most exact
     and largest."""
@@ -48,13 +46,13 @@ class Optimize(Settings):
 
     @field_validator("variants")
     @classmethod
-    def _with_the_reference_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
+    def _known_and_once(cls, variants: tuple[str, ...]) -> tuple[str, ...]:
         for name in variants:
             if name not in FORMATS:
                 unknown = UnknownName("variant", name, FORMATS)
                 raise ValueError(f"{unknown}; {unknown.hint}")
-        if REFERENCE not in variants:
-            raise ValueError(f"{REFERENCE} is the reference and can't be left out")
+        if not variants:
+            raise ValueError("variants names none")
         if len(set(variants)) < len(variants):
             raise ValueError("variants names a variant twice")
         return variants

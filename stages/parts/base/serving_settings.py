@@ -17,6 +17,17 @@ Parser = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """auto, none, or a name that vLLM knows."""
 
 
+class ReferenceServing(Settings):
+    """How a reference is asked the quality questions that does not fit where the variants are served."""
+
+    tensor_parallel_size: Positive = 1
+    """GPUs of its server."""
+    cpu_offload_gib: Annotated[int, Field(ge=0)] = 0
+    """GiB of its weights for each GPU that stay in the host's memory."""
+    kept: bool = False
+    """Whether its answers were kept before, so that it is not served."""
+
+
 class AskedServing(Settings):
     """How vLLM is to serve. Evaluation and production use the same settings, so that the measurements hold in
     production. ``check`` decides what *auto* means, and everything after it uses ``Serving``."""
@@ -27,15 +38,16 @@ class AskedServing(Settings):
     float32, which is faster there and takes twice the memory; awq and gptq are served in bfloat16 there too, since vLLM
     computes 4-bit weights in 16 bit only."""
     max_model_len: Positive | Literal["auto"] | None = "auto"
-    """Tokens of prompt and answer together. auto: the longest that fits fp16 where it is measured, at most the model's
-    own. None: the model's own."""
+    """Tokens of prompt and answer together. auto: the longest that fits the largest variant where it is measured, at
+    most the model's own. None: the model's own."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory that vLLM uses. Not used on a CPU."""
     kv_cache_mib: Positive | None = None
     """Size of the KV cache in MiB. Without it, the memory that is free on a GPU, and 1024 on a CPU."""
     tensor_parallel_size: Positive | Literal["auto"] = "auto"
-    """GPUs per replica, the same for every variant. auto: the fewest on which fp16 fits with room for the workload's
-    requests in flight; in production fewer, if the winner was measured there and is cheaper per GPU-hour."""
+    """GPUs per replica, the same for every variant. auto: the fewest on which the largest variant that fits has room
+    for the workload's requests in flight; in production fewer, if the winner was measured there and is cheaper per
+    GPU-hour."""
     enforce_eager: bool = False
     """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
     startup_timeout_s: Positive | Literal["auto"] = "auto"
@@ -94,3 +106,15 @@ class Serving(AskedServing):
     tensor_parallel_size: Positive = 1
     startup_timeout_s: Positive = 900
     max_queued_tokens: Positive | None = None
+    reference: ReferenceServing | None = None
+    """None if the reference is served as the variants are."""
+
+    def of_reference(self) -> Serving:
+        """Return how the reference is served that does not fit as the variants do."""
+        if self.reference is None:
+            return self
+        arguments = self.extra_arguments
+        if offloaded := self.reference.cpu_offload_gib:
+            arguments = (*arguments, "--cpu-offload-gb", str(offloaded))
+        changed = {"tensor_parallel_size": self.reference.tensor_parallel_size, "extra_arguments": arguments}
+        return self.model_copy(update=changed | {"reference": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import platform
@@ -24,6 +25,8 @@ DRIVER: Final = Path("/usr/local/nvidia")
 GPUS_VARIABLE: Final = "SLIPWAY_GPUS"
 """How many GPUs a cluster gave to this pod. Not set on one machine."""
 CPUS: Final = Path("/sys/devices/system/cpu")
+CGROUP_LIMITS: Final = tuple(Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
+"""A container's limit of memory, by the version of the kernel's control groups."""
 
 
 class Hardware(Record):
@@ -158,10 +161,15 @@ def _cpu_model() -> str:
     return model[1].strip() if model else platform.machine()  # cpuinfo on ARM names no model
 
 
+def total_memory_bytes() -> int:
+    """Return the memory of the whole machine, whatever part of it a container may use."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_bytes() -> int:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
+    """Return the memory that this process may use: the machine's, or what its container is limited to."""
+    limits = [total_memory_bytes()]
+    for path in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" in a group without a limit
+            limits.append(int(path.read_text()))
+    return min(limits)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from scoring.metrics import odds
-from scoring.names import Outcome
+from scoring.names import REFERENCE, Outcome
 from scoring.results import Change, Comparison, Divergence, More
 from stages.parts.base.record import Record
 from stages.parts.machine.hardware import Hardware
@@ -194,6 +194,9 @@ class Production(Record):
     """What the costs are computed from; None if the platform has no price."""
     candidates: tuple[Candidate, ...]
     """Sorted by score, the best first, followed by those that could not win."""
+    anchor: str = Field(default="", exclude_if=lambda value: not value)
+    """The variant with whose speed and memory the others are compared, because the reference was asked the questions
+    only; absent if it was measured."""
     workload: dict[str, Any]
     engine: Engine
     """The engine of the winner, as it was measured."""
@@ -206,6 +209,18 @@ class Production(Record):
     key: str
     """``digest_of`` everything that the decision follows from: the same key means the same decision."""
     decided_at: datetime
+
+    @property
+    def reference(self) -> str:
+        """The variant with which the others are compared; empty if fixed values are in its place."""
+        reference = self.profile.get("reference", REFERENCE)
+        return reference if isinstance(reference, str) else ""
+
+    @property
+    def compared_with(self) -> str:
+        """What the changes are relative to."""
+        reference = self.reference or "the profile’s values"
+        return f"{reference} in quality, and {self.anchor} in speed and memory" if self.anchor else reference
 
     @property
     def headline(self) -> str:

@@ -72,13 +72,16 @@ def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Eviden
     """Gather the evidence of variants whose quality and load were measured, without those that were never started in a
     block with the reference, directly or through others: they can't be compared. Raise ValueError if the variants have
     no quality task in common, or no request that was answered. *reference*: the variant that the others are compared
-    with; by default the first."""
-    logs = speeds([variant.samples for variant in measured.values()])
-    places = comparable(logs, list(measured).index(reference) if reference in measured else 0)
-    names = [name for place, name in enumerate(measured) if place in places]
-    quality = mean_quality(list(qualities({name: measured[name].samples for name in names}).values()))
+    with; by default the first. If it was asked only, the first of the others is loaded in its place."""
+    asked = reference if reference in measured and not measured[reference].samples.rounds else ""
+    loaded = [name for name in measured if name != asked]
+    logs = speeds([measured[name].samples for name in loaded])
+    places = comparable(logs, loaded.index(reference) if reference in loaded else 0)
+    names = [name for place, name in enumerate(loaded) if place in places]
+    answered = [*names, asked] if asked else names
+    quality = mean_quality(list(qualities({name: measured[name].samples for name in answered}).values()))
     memory = np.array([measured[name].memory_bytes for name in names], dtype=float)
-    return Evidence(tuple(names), quality, Effects(logs[:, places]), memory)
+    return Evidence(tuple(names), quality, Effects(logs[:, places]), memory, asked)
 
 
 def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: Constraints) -> dict[str, Gate]:

@@ -200,13 +200,7 @@ def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
 def read_samples(path: Path, evaluation: Evaluation) -> Samples:
     """Read the samples that *evaluation* was computed from. Raise DamagedModel if the file is missing, holds a line
     that is none of ours, belongs to another evaluation, or lacks a round or the requests of a run."""
-    try:
-        head, *lines = _parsed(path.read_bytes())
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", error)
-        raise DamagedModel(f"the raw samples {path} cannot be read: {why}", hint=MEASURE_AGAIN) from error
-    if not isinstance(head, Head) or head.evaluation != evaluation.key:
-        raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
+    lines = _lines_of(path, evaluation.key)
     runs = _runs(lines)
     read = sum(run.run.phase == "round" for run in runs)
     measured = len(evaluation.rounds) + (len(evaluation.smaller.rounds) if evaluation.smaller else 0)
@@ -216,11 +210,34 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
         )
     if not all(run.requests or run.run.held is False for run in runs):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
-    return Samples(
+    return replace(
+        _answered(lines),
         **vars(_load([run for run in runs if run.run.gpus is None])),
+        smaller=_load([run for run in runs if run.run.gpus is not None]),
+    )
+
+
+def read_answers(path: Path, key: str) -> Samples:
+    """Read the samples of the answers with this key. Raises DamagedModel like ``read_samples``."""
+    return _answered(_lines_of(path, key))
+
+
+def _lines_of(path: Path, key: str) -> list[Line]:
+    """Read the lines of a file that belongs to the evaluation or the answers with this key, without the head."""
+    try:
+        head, *lines = _parsed(path.read_bytes())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
+        raise DamagedModel(f"the raw samples {path} cannot be read: {why}", hint=MEASURE_AGAIN) from error
+    if not isinstance(head, Head) or head.evaluation != key:
+        raise DamagedModel(f"the raw samples {path} belong to another evaluation", hint=MEASURE_AGAIN)
+    return lines
+
+
+def _answered(lines: list[Line]) -> Samples:
+    return Samples(
         items=tuple(line for line in lines if isinstance(line, Item)),
         held_out=tuple(line for line in lines if isinstance(line, HeldOutDocument)),
-        smaller=_load([run for run in runs if run.run.gpus is not None]),
     )
 
 

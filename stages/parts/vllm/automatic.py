@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator, Tflops
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
-from scoring.capacity.layout import Demand, choose_layout, contradictions, left_out, rounded_context
-from scoring.capacity.storage import HALF
+from scoring.capacity.layout import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
+from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import stored_bytes, with_stored
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import storage_of
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import AskedServing, Serving
+from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import gpus, hardware, query_gpus
@@ -69,6 +71,8 @@ class Decided:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why a variant can't be served with these settings."""
     notes: tuple[str, ...] = ()
+    weights_bytes: int = 0
+    """Of the model in 16 bit; 0 if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class Requirements:
     workload: Workload | None
     """The requests; None if their lengths do not matter."""
     optimize: Optimize
+    reference: str = REFERENCE
+    """The variant that the others are compared with; empty if fixed values are in its place."""
+    answers_kept: bool = False
+    """Whether the reference's answers to the workload's questions were kept before."""
 
     def demand(self, model: Architecture) -> Demand:
         size, context = self.serving.tensor_parallel_size, self.serving.max_model_len
@@ -92,18 +100,25 @@ class Requirements:
     def bytes_of(self, model: Architecture, variant: str) -> int:
         return stored_bytes(model, storage_of(variant, self.optimize.group_size))
 
-    def bytes_of_all(self, model: Architecture) -> int:
-        return sum(self.bytes_of(model, variant) for variant in self.optimize.variants)
+    def storages(self, model: Architecture) -> dict[str, Storage]:
+        """Describe how the variants store their weights, the largest first."""
+        sizes = {variant: self.bytes_of(model, variant) for variant in self.optimize.variants}
+        by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)
+        return {variant: storage_of(variant, self.optimize.group_size) for variant in by_size}
 
 
-def place_here(accelerators: Mapping[str, Accelerator], most_gpus: int | None = None) -> Place:
-    """Describe this machine. *most_gpus* may serve one replica; None: all that it has."""
+def place_here(
+    accelerators: Mapping[str, Accelerator], most_gpus: int | None = None, memory_bytes: int | None = None
+) -> Place:
+    """Describe this machine. *most_gpus* and *memory_bytes* may serve one replica; None: all that it has."""
+    memory_bytes = memory_bytes or hardware().memory_bytes
     if most_gpus == 0 or not serves_on_gpu():
-        return Place("this machine", None, 0, hardware().memory_bytes, cpu_dtype(processor()))
+        return Place("this machine", None, 0, memory_bytes, cpu_dtype(processor()))
     devices = gpus()
     name = accelerator_of(devices[0], accelerators)
     accelerator = accelerators[name] if name else _unlisted(devices[0].partition(",")[0])
-    return Place(name or accelerator.device, accelerator, len(devices) if most_gpus is None else most_gpus)
+    most = len(devices) if most_gpus is None else most_gpus
+    return Place(name or accelerator.device, accelerator, most, memory_bytes)
 
 
 def decide(described: Description, required: Requirements, place: Place) -> Decided:
@@ -116,8 +131,10 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
     try:
         model = with_stored(read_architecture(described.config), described.parameters)
         if place.accelerator:
-            return _on_gpus(model, required, place, place.accelerator, described.model)
-        return _on_cpu(model, required, place, described.model)
+            decided = _on_gpus(model, required, place, place.accelerator, described.model)
+        else:
+            decided = _on_cpu(model, required, place, described.model)
+        return replace(decided, weights_bytes=stored_bytes(model, SIXTEEN_BIT))
     except NotSizeable as error:
         weights = HALF * (described.parameters or 0)
         return _unplanned(required.serving, place, weights, note=f"{described.model} can't be sized: {error}")
@@ -135,33 +152,92 @@ def refuse_contradictions(described: Description, required: Requirements) -> Non
 def _on_gpus(
     model: Architecture, required: Requirements, place: Place, accelerator: Accelerator, source: str
 ) -> Decided:
-    serving, demand = required.serving, required.demand(model)
-    layout = choose_layout(model, accelerator, place.gpus, memory_settings(serving), demand)
-    size = layout.tensor_parallel_size
+    serving, demand, storages = required.serving, required.demand(model), required.storages(model)
+
+    def layout_of(variant: str, demand: Demand) -> Layout:
+        return choose_layout(model, storages[variant], accelerator, place.gpus, memory_settings(serving), demand)
+
     mistakes = list(contradictions(model, demand))
-    if size > place.gpus:
-        mistakes.append(f"tensor_parallel_size {size}: one server may have {place.gpus} GPUs")
-    named = " ".join(mistakes)
-    mistakes += [f"{REFERENCE} on {size} × {place.name}: {reason}" for reason in layout.reasons if reason not in named]
-    notes = _notes_on_queueing(layout.requests, demand, serving)
-    _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
+    if demand.tensor_parallel_size and demand.tensor_parallel_size > place.gpus:
+        mistakes.append(f"tensor_parallel_size {demand.tensor_parallel_size}: one server may have {place.gpus} GPUs")
+    layouts = {variant: layout_of(variant, demand) for variant in storages}
+    fitting = [variant for variant, layout in layouts.items() if not layout.reasons]
+    largest = fitting[0] if fitting else next(iter(layouts))
+    layout = layouts[largest]
+    size = layout.tensor_parallel_size
     reasons = {
-        variant: left_out(model, storage_of(variant, required.optimize.group_size), size)
-        for variant in required.optimize.variants
-        if variant != REFERENCE
+        variant: layouts[variant].reasons if variant not in fitting else left_out(model, storages[variant], size)
+        for variant in storages
     }
+    asked = None
+    if (reference := required.reference) in layouts and reference not in fitting:
+        more = layout_of(reference, replace(demand, tensor_parallel_size=None))
+        asked = _reference_elsewhere(model, required, place, more)
+    refused = largest if not fitting else reference if reference in reasons and reasons[reference] and not asked else ""
+    if refused:
+        named = " ".join(mistakes)
+        mistakes += [
+            f"{refused} on {layouts[refused].tensor_parallel_size} × {place.name}: {reason}"
+            for reason in reasons[refused]
+            if reason not in named
+        ]
+    notes = _notes_on_queueing(layout.requests, demand, serving, largest)
+    _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
+    served = [variant for variant in required.optimize.variants if not reasons[variant]]
+    bytes_of = partial(required.bytes_of, model)
+    gpus, memory_bytes = size, gpu_memory_bytes(bytes_of(largest), size)
+    if asked and not asked.kept:
+        gpus = max(size, asked.tensor_parallel_size)
+        offloaded = asked.tensor_parallel_size * asked.cpu_offload_gib * GIB
+        memory_bytes = max(memory_bytes, gpu_memory_bytes(bytes_of(reference), gpus) + offloaded)
     return Decided(
-        serving=_pinned(serving, size, layout.context, required.bytes_of_all(model)),
-        gpus=size,
-        memory_bytes=gpu_memory_bytes(required.bytes_of(model, REFERENCE), size) + CLIENT_BYTES,
-        shared_bytes=shared_bytes(size),
-        left_out={variant: "; ".join(listed) for variant, listed in reasons.items() if listed},
-        notes=tuple(notes),
+        serving=_pinned(serving, size, layout.context, sum(map(bytes_of, served)), asked),
+        gpus=gpus,
+        memory_bytes=memory_bytes + CLIENT_BYTES,
+        shared_bytes=shared_bytes(gpus),
+        left_out={variant: "; ".join(reasons[variant]) for variant in required.optimize.variants if reasons[variant]},
+        notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
     )
 
 
+def _reference_elsewhere(
+    model: Architecture, required: Requirements, place: Place, more: Layout
+) -> ReferenceServing | None:
+    """Find how a reference can be asked the questions that does not fit where the variants are served: on *more* GPUs,
+    with weights in the host's memory, or never, because its answers were kept. None if it can't."""
+    if not more.reasons:
+        return ReferenceServing(tensor_parallel_size=more.tensor_parallel_size)
+    size, weights_bytes = more.tensor_parallel_size, required.bytes_of(model, required.reference)
+    # vLLM keeps whole parameters; what is short is rounded up.
+    short_gib = math.ceil(more.short_bytes / GIB) + 1 if more.short_bytes else 0
+    needed_bytes = gpu_memory_bytes(weights_bytes, size) + size * short_gib * GIB + CLIENT_BYTES
+    if 0 < short_gib * GIB < weights_bytes / size and place.memory_bytes and needed_bytes <= place.memory_bytes:
+        return ReferenceServing(tensor_parallel_size=size, cpu_offload_gib=short_gib)
+    return ReferenceServing(kept=True) if required.answers_kept else None
+
+
+def _notes_on_reference(
+    asked: ReferenceServing | None, reference: str, served: Sequence[str], place: Place
+) -> list[str]:
+    """Say how a reference is asked that is not served as the variants are, and what takes its place."""
+    if asked is None:
+        return []
+    how = f"it is served on {asked.tensor_parallel_size} × {place.name} for the quality questions only"
+    if asked.cpu_offload_gib:
+        how += (
+            f", slowly, with {asked.cpu_offload_gib} GiB of its weights for each GPU in the host's memory, and asked "
+            "as many as a third of the budget allows"
+        )
+    if asked.kept:
+        how = "its answers to the quality questions were kept before"
+    return [
+        f"{reference} does not fit as the variants are served; {how}. Speed, memory and cost are compared with those "
+        f"of {served[0]}"
+    ]
+
+
 def _on_cpu(model: Architecture, required: Requirements, place: Place, source: str) -> Decided:
-    serving, demand = required.serving, required.demand(model)
+    serving, demand, storages = required.serving, required.demand(model), required.storages(model)
     size = demand.tensor_parallel_size or 1
     value_bytes = BYTES[place.dtype if serving.dtype == "auto" else serving.dtype]
     rules = replace(cpu_cache_rules(model), tensor_parallel_size=size, value_bytes=value_bytes)
@@ -174,32 +250,46 @@ def _on_cpu(model: Architecture, required: Requirements, place: Place, source: s
             f"a KV cache of {cache_bytes // MIB:,} MiB has room for {longest:,} of {least:,} tokens of context: "
             "raise serving.kv_cache_mib"
         )
-    reference_bytes, all_bytes = required.bytes_of(model, REFERENCE), required.bytes_of_all(model)
-    loaded_bytes = reference_bytes * value_bytes // HALF
-    if place.memory_bytes and loaded_bytes + cache_bytes > place.memory_bytes:
-        mistakes.append(
-            f"{REFERENCE} needs {(loaded_bytes + cache_bytes) / GIB:.1f} GiB for weights and KV cache, and "
-            f"{place.name} has {place.memory_bytes / GIB:.1f}"
-        )
+    bytes_of, reference = partial(required.bytes_of, model), required.reference
+    # vLLM holds 16-bit weights in the served type.
+    loaded_bytes = {
+        variant: bytes_of(variant) * (value_bytes if storage.weight_bits == SIXTEEN_BIT.weight_bits else HALF) // HALF
+        for variant, storage in storages.items()
+    }
+    reasons = {
+        variant: f"{variant} needs {(loaded + cache_bytes + SERVER_BYTES) / GIB:.1f} GiB for weights, KV cache and "
+        f"vLLM itself, and {place.name} has {place.memory_bytes / GIB:.1f}"
+        for variant, loaded in loaded_bytes.items()
+        if place.memory_bytes and loaded + cache_bytes + SERVER_BYTES > place.memory_bytes
+    }
+    served = [variant for variant in required.optimize.variants if variant not in reasons]
+    asked = ReferenceServing(kept=True) if reference in reasons and required.answers_kept else None
+    if reference in reasons and not asked:
+        mistakes.append(reasons[reference])
+    elif not served:
+        mistakes.append(reasons[min(loaded_bytes, key=loaded_bytes.__getitem__)])
     notes = []
     if longest >= least:
-        notes = _notes_on_queueing(cache.sequences(cache_bytes, demand.longest_request or least), demand, serving)
+        requests = cache.sequences(cache_bytes, demand.longest_request or least)
+        notes = _notes_on_queueing(requests, demand, serving, served[0] if served else REFERENCE)
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
-    servers_bytes = len(required.optimize.variants) * (SERVER_BYTES + cache_bytes)
+    files_bytes, servers_bytes = sum(map(bytes_of, served)), len(served) * (SERVER_BYTES + cache_bytes)
+    widened_bytes = sum(loaded_bytes[variant] - bytes_of(variant) for variant in served)
     return Decided(
-        serving=_pinned(serving, size, demand.context or rounded_context(longest, model), all_bytes),
+        serving=_pinned(serving, size, demand.context or rounded_context(longest, model), files_bytes, asked),
         gpus=0,
-        memory_bytes=CLIENT_BYTES + servers_bytes + all_bytes + (loaded_bytes - reference_bytes),
+        memory_bytes=CLIENT_BYTES + servers_bytes + files_bytes + widened_bytes,
         shared_bytes=shared_bytes(0),
-        notes=tuple(notes),
+        left_out=reasons,
+        notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
     )
 
 
-def _notes_on_queueing(requests: int, demand: Demand, serving: AskedServing) -> list[str]:
-    """Say that not all requests in flight are in the KV cache of the reference at once; empty if they are."""
+def _notes_on_queueing(requests: int, demand: Demand, serving: AskedServing, largest: str) -> list[str]:
+    """Say that not all requests in flight are in the KV cache of the largest variant at once; empty if they are."""
     if not demand.longest_request or requests >= demand.concurrency:
         return []
-    cache = f"a KV cache of {serving.kv_cache_mib:,} MiB" if serving.kv_cache_mib else f"the KV cache of {REFERENCE}"
+    cache = f"a KV cache of {serving.kv_cache_mib:,} MiB" if serving.kv_cache_mib else f"the KV cache of {largest}"
     return [
         f"{cache} holds {requests} of the workload's {demand.concurrency} requests in flight "
         f"({demand.longest_request:,} tokens each); the others wait"
@@ -221,17 +311,31 @@ def _unplanned(serving: AskedServing, place: Place, weights_bytes: int, *, note:
         memory_bytes=gpu_memory_bytes(weights_bytes, on_gpus) + CLIENT_BYTES,
         shared_bytes=shared_bytes(on_gpus),
         notes=(note,),
+        weights_bytes=weights_bytes,
     )
 
 
-def _pinned(serving: AskedServing, size: int, context: int | None, bytes_to_read: int) -> Serving:
-    return serving.pinned(tensor_parallel_size=size, max_model_len=context, startup_timeout_s=startup_s(bytes_to_read))
+def _pinned(
+    serving: AskedServing,
+    size: int,
+    context: int | None,
+    bytes_to_read: int,
+    asked: ReferenceServing | None = None,
+) -> Serving:
+    pinned = serving.pinned(
+        tensor_parallel_size=size, max_model_len=context, startup_timeout_s=startup_s(bytes_to_read)
+    )
+    return pinned.model_copy(update={"reference": asked})
 
 
 def _refuse(mistakes: Sequence[str], subject: str) -> None:
     if mistakes:
         error = ConfigError.of_many(mistakes, f"the settings for {subject}")
-        error.hint = "slipway plan MODEL shows what fits; serving.tensor_parallel_size and max_model_len can be auto"
+        error.hint = (
+            "slipway plan MODEL shows what fits; serving.tensor_parallel_size and max_model_len can be auto. A "
+            "reference that fits nowhere: bring its answers from a machine where it does (slipway samples export), or "
+            "name another one, such as profile.reference=int8"
+        )
         raise error
 
 

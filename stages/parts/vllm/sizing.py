@@ -30,6 +30,8 @@ GPU_SERVER_BYTES: Final = 4 * GIB
 """The same on GPUs, without the processes of the GPUs."""
 GPU_WORKER_BYTES: Final = 4 * GIB
 """Memory of the process of each GPU: CUDA's libraries and context, NCCL, and buffers that GPUs read directly."""
+QUANTIZER_BYTES: Final = 8 * GIB
+"""Memory of a quantizer besides the model: libraries, and what passes through its layers of the calibration text."""
 CLIENT_BYTES: Final = 4 * GIB
 """Memory of the load generator and the quality tasks."""
 SHARED_BYTES: Final = 2 * GIB
@@ -82,6 +84,12 @@ def gpu_memory_bytes(weights_bytes: int, gpus: int) -> int:
     Each GPU's process reads the whole files; with room for them in the page cache the volume is read once.
     """
     return GPU_SERVER_BYTES + gpus * GPU_WORKER_BYTES + shared_bytes(gpus) + weights_bytes
+
+
+def quantizer_bytes(weights_bytes: int) -> int:
+    """Estimate the memory in which a model of that size in 16 bit is loaded as a whole and quantized: of it, what is
+    quantized already, and the files in the page cache."""
+    return QUANTIZER_BYTES + 2 * weights_bytes
 
 
 def shared_bytes(gpus: int) -> int:

@@ -98,6 +98,7 @@ def test_four_bit_needs_avx512_and_int8_does_not(stages: Stages) -> None:
     about = {name: outputs.pop(name) for name in ("serving", "gpus", "memory", "shm")}
     assert Serving.model_validate_json(about["serving"]) == Serving(max_model_len=2048)
     assert (about["gpus"], about["shm"]) == ("0", "2Gi")
+    assert outputs.pop("optimize-memory") == "9Gi"
     assert outputs == {
         "awq": four_bit,
         "gptq": four_bit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from scoring.units import GIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing, ReferenceServing
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.description import Description
@@ -41,6 +42,11 @@ def asked(
     of: Workload | None = None, variants: tuple[str, ...] = ("fp16", "awq", "gptq", "int8"), **serving: Any
 ) -> Requirements:
     return Requirements(AskedServing(**serving), of or workload(), Optimize(variants=variants))
+
+
+def kept(settings: Requirements) -> Requirements:
+    """With answers of the reference that were kept before."""
+    return replace(settings, answers_kept=True)
 
 
 def described(config: dict[str, Any], parameters: int | None = None) -> Description:
@@ -112,8 +118,9 @@ def test_every_contradiction_is_named_at_once() -> None:
             "of 131,072 tokens of context",
         ),
         ("llama-3.1-8b", on("l4", 1), asked(max_model_len=None), "of 131,072 tokens of context"),
-        ("llama-3.1-70b", on("h100"), asked(tensor_parallel_size=1), "leave no room for the KV cache"),
+        ("llama-3.1-70b", on("h100", 1), asked(tensor_parallel_size=1), "leave no room for the KV cache"),
         ("llama-3.1-70b", on("l40s", 2), asked(), "fp16 on 2 × l40s: weights 65.7"),
+        ("llama-3.1-70b", on("l4", 1), kept(asked()), "fp16 on 1 × l4: weights"),
         (
             "llama-3.1-8b",
             on("h100"),
@@ -133,6 +140,57 @@ def test_settings_that_cannot_fit_are_refused(name: str, place: Place, settings:
     with pytest.raises(ConfigError) as refused:
         published(name, place, settings)
     assert said in str(refused.value)
+
+
+def test_a_reference_is_asked_on_more_gpus_than_the_variants_get() -> None:
+    decided = published("llama-3.1-70b", on("h100"), kept(asked(tensor_parallel_size=1, max_model_len=4096)))
+    assert (decided.serving.tensor_parallel_size, decided.gpus) == (1, 4)
+    assert decided.serving.reference == ReferenceServing(tensor_parallel_size=4)
+    assert decided.left_out.keys() == {"fp16", "int8"}
+    assert decided.notes == (
+        "fp16 does not fit as the variants are served; it is served on 4 × h100 for the quality questions only. Speed, "
+        "memory and cost are compared with those of awq",
+    )
+    served = decided.serving.of_reference()
+    assert (served.tensor_parallel_size, served.max_model_len, served.reference) == (4, 4096, None)
+    assert decided.memory_bytes > 131 * GIB  # of the weights in 16 bit, which it reads
+
+
+def test_else_with_weights_in_the_memory_of_the_host() -> None:
+    place = replace(on("h100", 1), memory_bytes=256 * GIB)
+    decided = published("llama-3.1-70b", place, kept(asked(max_model_len=4096)))
+    offloaded = decided.serving.reference.cpu_offload_gib if decided.serving.reference else 0
+    # Of 131.4 GiB of weights, some 70 have room beside the rest.
+    assert 60 < offloaded < 75
+    assert decided.gpus == 1
+    assert decided.serving.of_reference().extra_arguments == ("--cpu-offload-gb", str(offloaded))
+    assert decided.serving.extra_arguments == ()
+    assert "slowly" in decided.notes[-1]
+    with pytest.raises(ConfigError, match=r"fp16 on 1 × h100: weights"):
+        published("llama-3.1-70b", replace(place, memory_bytes=64 * GIB), asked(max_model_len=4096))
+
+
+@pytest.mark.parametrize(("place", "name"), [(on("h100", 1), "llama-3.1-70b"), (CPU, "llama-3.1-8b")])
+def test_else_its_answers_were_kept(place: Place, name: str) -> None:
+    decided = published(name, place, kept(asked(max_model_len=4096)))
+    assert decided.serving.reference == ReferenceServing(kept=True)
+    assert "fp16" in decided.left_out
+    assert "its answers to the quality questions were kept before" in decided.notes[-1]
+    with pytest.raises(ConfigError) as refused:
+        published(name, place, asked(max_model_len=4096))
+    assert "slipway samples export" in refused.value.hint
+    assert "profile.reference=int8" in refused.value.hint
+
+
+def test_else_another_reference_has_to_be_named() -> None:
+    named = replace(asked(max_model_len=4096, variants=("int8", "awq")), reference="awq")
+    decided = published("llama-3.1-70b", on("h100", 1), named)
+    assert decided.serving.reference is None
+    assert decided.left_out.keys() == {"int8"}
+    fixed = replace(asked(max_model_len=4096), reference="")
+    assert published("llama-3.1-70b", on("h100", 1), fixed).left_out.keys() == {"fp16", "int8"}
+    with pytest.raises(ConfigError, match="int8 on 1 × h100"):
+        published("llama-3.1-70b", on("h100", 1), replace(named, reference="int8"))
 
 
 def test_more_requests_in_flight_than_fit_are_only_noted_because_a_smaller_variant_may_hold_them() -> None:
