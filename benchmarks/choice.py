@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from benchmarks import capacity
 from benchmarks.truths import (
+    ASKED,
     AT_MARGIN,
     CLUSTERED,
     CRITERIA,
@@ -130,7 +131,7 @@ class Bench:
             for name, each in losses.items()
             if name not in failed and any(loss.verdict == "unclear" for loss in each.values())
         }
-        out = {*failed, *self.missing}
+        out = {*failed, *self.missing, *([REFERENCE] if self.case.asked else [])}
         able = tuple(name for name in self.names if name not in out and name not in unclear)
         unclear = {name: times for name, times in unclear.items() if name not in out}
         running = tuple(name for name in progress.running if name not in out)
@@ -152,7 +153,7 @@ class Bench:
         asked = {
             task: AskedTask(
                 self.asked[first][task],
-                each.most - self.asked[first][task],
+                0 if self.case.asked else each.most - self.asked[first][task],
                 each.seconds * self.asked[first][task] / each.items,
                 tasks[task].difference_variance(0, 1),
                 wanted.get(task, 1.0),
@@ -179,11 +180,12 @@ class Bench:
     def evidence(self) -> Evidence:
         """Return what is known of all variants that were started beside the reference."""
         blocks = np.array(self.blocks)
-        places = comparable(blocks, 0)
+        asked = (REFERENCE,) if self.case.asked else ()
+        places = comparable(blocks, len(asked))
         names = tuple(self.names[place] for place in places)
-        quality = mean_quality(list(self.tasks(names).values()))
+        quality = mean_quality(list(self.tasks((*names, *asked)).values()))
         memory = np.array([MEMORY * self.case.variants[name].memory for name in names])
-        return Evidence(names, quality, Effects(blocks[:, places]), memory)
+        return Evidence(names, quality, Effects(blocks[:, places]), memory, *asked)
 
     def losses(self, name: str) -> dict[str, TaskLoss]:
         """Return what a variant loses on each task, by the items asked so far."""
@@ -299,7 +301,7 @@ def tally(case: Case, noise: StartNoise, runs: int) -> OutcomeShares:
         unresolved=counts["unresolved"] / runs,
         wrong=(len(decided) - good) / runs,
         served=sum(each.verdict.chosen in right for each in made) / runs,
-        excluded=sum(len(each.able) < len(case.variants) for each in made) / runs,
+        excluded=sum(len(each.able) < len(case.variants) - case.asked for each in made) / runs,
         minutes=sum(each.minutes for each in made) / runs,
     )
 
@@ -383,8 +385,9 @@ def table(runs: int, only: str = "") -> Iterator[str]:
     tidy = [(case, noise) for case in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN) for noise in NOISES]
     slow = [(IDENTICAL[-1], SLOW), (LEADS[1], SLOW)]
     untidy = [(case, noise) for case in (NOISY, CLUSTERED, LOST) for noise in UNTIDY]
+    untidy += [(case, noise) for case in ASKED for noise in (NOISES[0], NOISES[2])]
     for case, noise in [each for each in (*tidy, *slow, *untidy) if only in each[0].name]:
-        found = tally(case, noise, runs * 5 if case in (*IDENTICAL, NOISY, CLUSTERED) else runs)
+        found = tally(case, noise, runs * 5 if case in (*IDENTICAL, NOISY, CLUSTERED, ASKED[0]) else runs)
         shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
         yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {found.minutes:.0f} |"
 

@@ -100,6 +100,8 @@ class Case:
     """Items that share a text. Their differences between two variants have a correlation of 0.2."""
     lost: float = 0.0
     """The share of starts that fail, but for the reference's. A variant whose first start failed is missing."""
+    asked: bool = False
+    """Whether the reference is asked the questions only, because it does not fit."""
 
     def true_scores(self, names: Sequence[str]) -> Floats:
         ratios = np.array([self._ratios(self.variants[name]) for name in names])
@@ -110,6 +112,7 @@ class Case:
         """Find the variants that are right to choose: within the gates, and with a score that no other exceeds by more
         than the margin of speed is worth."""
         names = [name for name, variant in self.variants.items() if max(variant.losses) < CRITERIA.task_loss]
+        names = [name for name in names if not (self.asked and name == REFERENCE)]
         score = self.true_scores(names)
         return {name for name, value in zip(names, score, strict=True) if value >= score.max() - TIE}
 
@@ -175,4 +178,8 @@ NOISY: Final = replace(
 """The reference is the quiet one beside two that are identical."""
 CLUSTERED: Final = replace(rivals("identical, 2 % flips, 20 items a text"), cluster=20)
 LOST: Final = replace(rivals("10 % faster, 5 % of starts lost", speed=1.1), lost=0.05)
+ASKED: Final = tuple(
+    replace(case, name=f"{case.name}, reference asked only", asked=True)
+    for case in (IDENTICAL[-1], rivals("10 % faster", speed=1.1), rivals("2 % lost", speed=1.1, losses=lossy(0.02)))
+)
 ONE_TASK: Final = rivals("3 % lost on one task", speed=1.1, losses=lossy(first=0.03))
