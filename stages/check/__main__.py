@@ -71,12 +71,12 @@ def main() -> None:
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
         unserved = missing_kernels(experts_of(described.config), serving.dtype)
-        if reference in unserved:
-            raise UnusableModel(
-                unserved[reference], hint="run where vLLM has one, such as on a GPU, or name another model"
-            )
         missing: dict[str, str] = {name: why for name, why in unserved.items() if name in optimize.variants}
         missing |= _too_large_to_load(optimize, decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
+        if reference in missing and not decided.serving.reference:
+            raise UnusableModel(
+                missing[reference], hint="run where it can be served, such as on a GPU; see also profile.reference"
+            )
         if not (served := [name for name in optimize.variants if name not in missing]):
             raise UnusableModel("; ".join(f"{name}: {why}" for name, why in missing.items()), hint=HINT)
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len

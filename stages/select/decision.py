@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scoring.choice import Verdict
     from scoring.estimate import Estimate
 
-WORDING: Final = 3
+WORDING: Final = 4
 """Raised when sentences of the document are reworded: ``verify`` does not compare them with those of other versions."""
 
 
