@@ -41,7 +41,7 @@ def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict
     Its answer is kept for this version, hardware and formats.
 
     Args:
-        experts: of a model that has them. vLLM is asked for their kernels on a processor, and not yet on a GPU.
+        experts: of a model that has them.
         dtype: the type in which vLLM computes on a processor.
     """
     name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}"
@@ -53,8 +53,8 @@ def _missing(experts: Experts | None, dtype: str) -> dict[str, str]:
     reason = _missing_on_gpu if on_gpu else _missing_on_cpu
     for name, record in FORMATS.items():
         why = reason(record.kernel, record.storage.label) if record.kernel else None
-        if experts and not on_gpu:
-            why = why or _missing_for_experts(record, experts, dtype)
+        if experts:
+            why = why or _missing_for_experts(record, experts, dtype, on_gpu=on_gpu)
         if why:
             missing[name] = why
     return missing
@@ -72,16 +72,19 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
-def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | None:
+def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu: bool) -> str | None:
     import torch
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+    from vllm.platforms import current_platform
 
     if not record.choose_for_experts:
         return None
     here = processor()
     known = {activation.value for activation in MoEActivation}
     automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
+    if on_gpu:
+        automatic = "bfloat16" if current_platform.has_device_capability(80) else "float16"
     described = FusedMoEConfig(
         num_experts=experts.total,
         num_local_experts=experts.total,
@@ -90,7 +93,7 @@ def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | 
         hidden_dim=experts.hidden,
         intermediate_size=experts.width,
         activation=MoEActivation(experts.activation if experts.activation in known else "silu"),
-        device="cpu",
+        device=current_platform.device_type,
         routing_method=RoutingMethodType.Renormalize,
         moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
         in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
@@ -98,9 +101,10 @@ def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | 
     try:
         record.choose_for_experts(described)
     except NotImplementedError:
-        without_amx = here and not here.amx and record.kernel and record.kernel.experts_amx
+        without_amx = not on_gpu and here and not here.amx and record.kernel and record.kernel.experts_amx
         where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width} here"
-        return f"vLLM's CPU build has no {record.storage.label} kernel for experts {where}"
+        build = "vLLM" if on_gpu else "vLLM's CPU build"
+        return f"{build} has no {record.storage.label} kernel for experts {where}"
     return None
 
 
