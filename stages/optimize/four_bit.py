@@ -292,15 +292,15 @@ def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
 
 def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
     """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names."""
-    parts = {f"{name.removesuffix('weight')}{part}" for name in packed for part in (*PARTS, INPUT_GROUPS)}
-    unknown = tensors.keys() - base.tensors.keys() - parts | packed.keys() - base.tensors.keys()
-    if unknown := {name for name in unknown if not is_derived(base, name)}:
-        raise ValueError(f"{min(unknown)} is not a tensor of the model")
     for name, original in base.tensors.items():
         if name not in tensors and name not in packed and not is_derived(base, name):
             raise ValueError(f"{name} is missing")
         if name in tensors and tensors[name].shape != original.shape:
             raise ValueError(f"{name} was {list(original.shape)} and is now {list(tensors[name].shape)}")
+    parts = {f"{name.removesuffix('weight')}{part}" for name in packed for part in (*PARTS, INPUT_GROUPS)}
+    unknown = tensors.keys() - base.tensors.keys() - parts | packed.keys() - base.tensors.keys()
+    if unknown := {name for name in unknown if not is_derived(base, name)}:
+        raise ValueError(f"{min(unknown)} is not a tensor of the model")
 
 
 def choose_kernel(*, zero_points: bool) -> object:

@@ -77,7 +77,8 @@ def in_turn(tasks: Sequence[Task], perform: Callable[[Task], Any]) -> Iterator[t
                 yield left.pop(0), json.loads(line)
         _, status = os.waitpid(child, 0)
         if left:
-            yield left.pop(0), f"it was ended by {signal.Signals(status & 127).name}"
+            ending = f"was ended by {signal.Signals(status & 127).name}" if status & 127 else "ended"
+            yield left.pop(0), f"its process {ending}"
 
 
 def tried(perform: Callable[[Task], Any], task: Task) -> Any:
@@ -122,7 +123,7 @@ def quantize(kind: str, name: str) -> str:
     from stages.optimize.ensure import ensure
 
     def run(job: Any) -> tuple[int, str]:
-        os.chdir(job.folder)
+        os.chdir(FOLDER)  # GPTQModel writes logs to the working directory
         gptqmodel_job.result_of(job).write(job.folder / gptqmodel_job.RESULT)
         return 0, ""
 
