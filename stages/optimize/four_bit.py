@@ -51,6 +51,7 @@ INPUT_GROUPS: Final = "g_idx"
 """The number of each input's group, which gptq stores too."""
 DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
 """Buffers in older checkpoints, which libraries now compute and no longer store."""
+HEAD: Final = "lm_head.weight"
 RECIPE: Final = 2
 """Increased when the same parameters give other files, so that older variants are made again."""
 EXCEPTION: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit)): *(.*)")
@@ -211,7 +212,8 @@ def take(saved: Path, target: Path, base: Base, part: LanguagePart | None) -> No
     for number, shard in enumerate(shards, 1):
         path = target / (SHARD.format(number, len(shards)) if len(shards) > 1 else SINGLE)
         if part or shard is rest:
-            write_tensors(path, shard, {name: kept_dtype(base, tensor) for name, tensor in shard.items()})
+            dtypes = {name: kept_dtype(base, tensor) for name, tensor in rest.items()}
+            write_tensors(path, shard, dtypes if shard is rest else {})
         else:
             shutil.move(next(iter(shard.values())).path, path)
     if len(shards) > 1:
@@ -238,7 +240,7 @@ def unread(base: Base, names: Collection[str]) -> dict[str, Tensor]:
 
 def is_derived(base: Base, name: str) -> bool:
     """Whether a tensor of the base is computed from others: a buffer, or a head that is the embedding."""
-    return name.endswith(DERIVED) or (name.endswith("lm_head.weight") and bool(base.setting("tie_word_embeddings")))
+    return name.endswith(DERIVED) or (name.endswith(HEAD) and bool(base.setting("tie_word_embeddings")))
 
 
 @dataclass(frozen=True)
@@ -298,9 +300,9 @@ def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[st
         if name in tensors and tensors[name].shape != original.shape:
             raise ValueError(f"{name} was {list(original.shape)} and is now {list(tensors[name].shape)}")
     parts = {f"{name.removesuffix('weight')}{part}" for name in packed for part in (*PARTS, INPUT_GROUPS)}
-    unknown = tensors.keys() - base.tensors.keys() - parts | packed.keys() - base.tensors.keys()
-    if unknown := {name for name in unknown if not is_derived(base, name)}:
-        raise ValueError(f"{min(unknown)} is not a tensor of the model")
+    for name in sorted(tensors.keys() - base.tensors.keys() - parts | packed.keys() - base.tensors.keys()):
+        if not name.endswith((*DERIVED, HEAD)):
+            raise ValueError(f"{name} is not a tensor of the model")
 
 
 def choose_kernel(*, zero_points: bool) -> object:

@@ -79,7 +79,7 @@ def write_language_part(part: LanguagePart, base: Path, target: Path) -> None:
     target.mkdir()
     named = {"model_type": model_type, "architectures": [CLASSES[model_type]], "tie_word_embeddings": not part.head}
     write_json(target / CONFIG, config | named)
-    write_tensors(target / SINGLE, part.alone(read_weights(base)))
+    write_tensors(target / SINGLE, part.alone(read_weights(base)), {})
     place_tree(base, target, _for_text(path.name for path in base.iterdir() if path.is_file()))
 
 

@@ -123,9 +123,8 @@ def kept_dtype(base: Base, tensor: Tensor) -> str:
     return "BF16" if wide and tensor.dtype in ("F32", "F64") else tensor.dtype
 
 
-def write_tensors(target: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str] | None = None) -> None:
+def write_tensors(target: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> None:
     """Write a file with *tensors* under these names, in their own types or those of *dtypes*."""
-    dtypes = dtypes or {}
     written = by_width((name, dtypes.get(name, each.dtype), each.shape) for name, each in tensors.items())
     header, _ = layout(written)
     with target.open("wb") as writer:
