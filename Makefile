@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-decision bench-arithmetic bench-affinity bench-proxy bench-processes bench-copies manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-decision bench-arithmetic bench-affinity bench-proxy bench-processes bench-copies models manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -146,6 +146,11 @@ bench-processes: $(INSTALLED) ## what vLLM's worker process costs a server of on
 
 bench-copies: $(INSTALLED) ## whether two copies of one variant are found equivalent on this machine, within an hour
 	$(BIN)/python -m benchmarks.copies
+
+models: $(INSTALLED) ## what works with each family of models, for docs/models.md; what is recorded already is kept
+	$(BIN)/python -m tests.models.prove make
+	$(BIN)/python -m tests.models.prove serve
+	$(BIN)/python -m tests.models.page
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
 	$(BIN)/python -m pipeline.cluster.manifests

@@ -18,6 +18,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here, refuse_contradictions
+from stages.parts.vllm.model_classes import refuse_without_torchvision
 
 PATIENCE_S: Final = 10.0
 """Without an answer by then, a run is submitted without this check, and checks itself."""
@@ -32,10 +33,13 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
         UnusableModel: the model can't be served, wherever it runs.
+        NotInstalled: it can't be served on this machine.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
     place, described = place_of(config), _described(name, revision, store)
     required = requirements(config, store, described.commit if described else None)
+    if described and not config.platform.cluster:
+        refuse_without_torchvision(described)
     if described and place:
         return decide(described, required, place)
     if described:

@@ -34,7 +34,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
 from stages.parts.vllm.kernels import experts_of, missing_kernels
-from stages.parts.vllm.model_classes import refuse_unknown_class
+from stages.parts.vllm.model_classes import refuse_unknown_class, refuse_without_torchvision
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.sizing import quantizer_bytes
@@ -58,6 +58,7 @@ def main() -> None:
         if absent := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
             raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
+        refuse_without_torchvision(described)
         refuse_unknown_class(described)
         place = place_here(catalogue(), arguments.gpus, _bytes(arguments.memory))
         reference, tasks = profile.reference_variant, workload.quality_tasks if workload else ()

@@ -63,6 +63,8 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving, parser
     machine, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
     if machine.gpus and serving.dtype == "auto":
         settings["dtype"] = "as stored"  # it once was float16 there
+    if not serving.text_only:
+        del settings["text_only"]
     if parsers:  # earlier measurements of other models stay valid
         settings["parsers"] = list(parsers)
     if len(gpu_groups(serving)) > 1:  # servers run side by side, each with GPUs of its own

@@ -26,6 +26,7 @@ from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
+from stages.parts.vllm.arguments import takes_pictures
 from stages.parts.vllm.client import answers_chat, has_chat_template
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
 from stages.parts.vllm.probes import check_probes, record_probes
@@ -181,6 +182,7 @@ class Subject:
                 data.agreement = check_probes(access, data.probes)
                 self._try_tools(server)
                 chats = has_chat_template(self.directory)
+                self._try_picture(server, chats=chats)
                 longest = server.max_model_len()
                 documents = measure_distributions(access, self.session.workload, longest, chats=chats)
                 data.samples = replace(data.samples, held_out=tuple(documents))
@@ -196,6 +198,13 @@ class Subject:
         elif why := why_calls_stay(self.session.serving, chat_model(self.directory)):
             say(f"note: {why}")
             self.data.not_asked["tool_choice: auto"] = why
+
+    def _try_picture(self, server: Server, *, chats: bool) -> None:
+        """Show it a picture, if it takes them in chats."""
+        if chats and takes_pictures(self.session.serving, self.directory):
+            if not answers_chat(server.url, server.name, server.api_key, picture=True):
+                raise ServerFailed(f"{self.name} did not answer a chat with a picture")
+            say(f"{self.name} answered a chat with a picture")
 
     def ask(self) -> None:
         """Ask the next part of the quality tasks: the first slice of the items, then the rest of those that every

@@ -1,8 +1,9 @@
 """awq and gptq: 4-bit weights by GPTQModel (https://github.com/ModelCloud/GPTQModel), on a GPU or a CPU.
 
-It runs in a separate process (``gptqmodel_job``), because a failure in one of its threads ends the whole process. The
-variant keeps the weights, ``config.json`` and ``quantize_config.json`` that it writes. All other files, such as the
-tokenizer, come unchanged from the base, because transformers would rewrite them.
+It runs in a separate process (``gptqmodel_job``), because a failure in one of its threads ends the whole process. Of a
+model that sees or hears it gets the language part. The variant keeps the weights that it writes, under the publisher's
+names, and its description of how they are quantized. All others come unchanged from the base, and so do other files,
+such as ``config.json`` and the tokenizer, because transformers would rewrite them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
-from stages.optimize.base_model import FLOATS, MAX_16_BIT_SHARE, Base
+from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, MAX_16_BIT_SHARE, Base
 from stages.optimize.calibration import KIND
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
-from stages.optimize.shards import check_stated, read_weights
+from stages.optimize.language_part import LanguagePart, language_part
+from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
@@ -35,17 +37,22 @@ from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import gpus, no_gpu
 from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import cpu_dtype, processor
-from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
 from stages.parts.model.corpora import read_documents, text_path
-from stages.parts.model.safetensors import Tensor
+from stages.parts.model.safetensors import Tensor, read_header
 
 GROUP_SIZES: Final = (128, 64, 32)
 WIDTH: Final = 4096
 PACK_BITS: Final = 32
 PARTS: Final = ("qweight", "qzeros", "scales")
+QUANTIZE_CONFIG: Final = "quantize_config.json"
+SHARD: Final = "model-{:05}-of-{:05}.safetensors"
+INPUT_GROUPS: Final = "g_idx"
+"""The number of each input's group, which gptq stores too."""
 DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
 """Buffers in older checkpoints, which libraries now compute and no longer store."""
-RECIPE: Final = 1
+HEAD: Final = "lm_head.weight"
+RECIPE: Final = 2
 """Increased when the same parameters give other files, so that older variants are made again."""
 EXCEPTION: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit)): *(.*)")
 TABLE_LINE: Final = re.compile(r"^INFO +\+[-+]+\+$")
@@ -77,8 +84,11 @@ class FourBit:
         }
 
     def check(self, settings: Optimize, base: Base) -> None:
-        """Check that the calibration text is readable, and that the group size divides the layers' input widths."""
+        """Check that the calibration text is readable, that the experts are stored one by one, and that the group size
+        divides the layers' input widths."""
         read_documents(settings.calibration.text, KIND)
+        if why := why_not_quantized(base.tensors):
+            raise QuantizationFailed(f"{self.method} cannot quantize {base.architecture}: {why}")
         if misfit := first_misfit(base, settings.group_size):
             fitting = [size for size in GROUP_SIZES if not first_misfit(base, size)]
             raise QuantizationFailed(
@@ -102,6 +112,7 @@ class FourBit:
                 group_size=settings.group_size,
                 calibration=calibration.model_copy(update={"text": str(text)}),
                 sequence_length=sequence_length(settings, base),
+                part=language_part(base),
             )
             status, last_exception = run(job)
             result = QuantizationResult.read(folder / RESULT)
@@ -114,7 +125,7 @@ class FourBit:
                     f"{self.method} cannot quantize {base.architecture}: {last_exception or f'it ended with {status}'}",
                     hint="the other variants continue without it; the log above has the traceback",
                 )
-            take(folder / SAVED, target)
+            take(folder / SAVED, target, base, job.part)
         return Peak(result.peak_resident_bytes, result.peak_gpu_bytes)
 
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
@@ -184,16 +195,52 @@ def environment() -> dict[str, str]:
     }
 
 
-def take(saved: Path, target: Path) -> None:
-    """Move the files that the variant keeps from GPTQModel's output to *target*."""
-    for name in (CONFIG, "quantize_config.json"):
-        content = json.loads((saved / name).read_bytes())
-        quantization = content.get("quantization_config", content)
-        # The name of a temporary folder, which would make every build differ.
-        quantization.get("meta", {}).pop("offload_to_disk_path", None)
-        write_json(target / name, content)
-    for path in sorted(saved.glob("*.safetensors*")):
-        shutil.move(path, target / path.name)
+def take(saved: Path, target: Path, base: Base, part: LanguagePart | None) -> None:
+    """Write to *target* what the variant keeps of GPTQModel's output, with the base's weights that it does not have."""
+    content = json.loads((saved / QUANTIZE_CONFIG).read_bytes())
+    # The name of a temporary folder, which would make every build differ.
+    content.get("meta", {}).pop("offload_to_disk_path", None)
+    write_json(target / QUANTIZE_CONFIG, content)
+    stated = json.loads((saved / CONFIG).read_bytes())["quantization_config"]
+    stated.get("meta", {}).pop("offload_to_disk_path", None)
+    write_config(base, target, base.half_dtype, quantization_config=stated)
+    shards = [read_header(path) for path in sorted(saved.glob("*.safetensors"))]
+    if part:
+        shards = [{part.published(name): tensor for name, tensor in shard.items()} for shard in shards]
+    rest = unread(base, {name for shard in shards for name in shard})
+    shards += [rest] if rest else []
+    for number, shard in enumerate(shards, 1):
+        path = target / (SHARD.format(number, len(shards)) if len(shards) > 1 else SINGLE)
+        if part or shard is rest:
+            dtypes = {name: kept_dtype(base, tensor) for name, tensor in rest.items()}
+            write_tensors(path, shard, dtypes if shard is rest else {})
+        else:
+            shutil.move(next(iter(shard.values())).path, path)
+    if len(shards) > 1:
+        write_index(target)
+
+
+def unread(base: Base, names: Collection[str]) -> dict[str, Tensor]:
+    """Find the base's tensors that are in none of the layers that GPTQModel reads: those of other parts, and of layers
+    beyond the decoder's, which draft tokens."""
+    layers, decoder = base.setting("num_hidden_layers"), next(iter(base.linear_weights), "")
+    blocks = BLOCK_WEIGHT.match(decoder)
+    read = f"{blocks[1]}." if blocks else ""
+
+    def beyond(name: str) -> bool:
+        number = name.removeprefix(read).partition(".")[0]
+        return number.isdigit() and isinstance(layers, int) and int(number) >= layers
+
+    return {
+        name: tensor
+        for name, tensor in base.tensors.items()
+        if name not in names and (beyond(name) if name.startswith(read) else not is_derived(base, name))
+    }
+
+
+def is_derived(base: Base, name: str) -> bool:
+    """Whether a tensor of the base is computed from others: a buffer, or a head that is the embedding."""
+    return name.endswith(DERIVED) or (name.endswith(HEAD) and bool(base.setting("tie_word_embeddings")))
 
 
 @dataclass(frozen=True)
@@ -247,12 +294,15 @@ def read_packed(layer: str, tensors: Mapping[str, Tensor]) -> Packed:
 
 def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> None:
     """Check that no tensor of the base is missing or renamed: vLLM finds weights by the publisher's names."""
-    tied = "lm_head.weight" if base.setting("tie_word_embeddings") else None  # a head that is the embedding
     for name, original in base.tensors.items():
-        if name not in tensors and name not in packed and not name.endswith(DERIVED) and name != tied:
+        if name not in tensors and name not in packed and not is_derived(base, name):
             raise ValueError(f"{name} is missing")
         if name in tensors and tensors[name].shape != original.shape:
             raise ValueError(f"{name} was {list(original.shape)} and is now {list(tensors[name].shape)}")
+    parts = {f"{name.removesuffix('weight')}{part}" for name in packed for part in (*PARTS, INPUT_GROUPS)}
+    for name in sorted(tensors.keys() - base.tensors.keys() - parts | packed.keys() - base.tensors.keys()):
+        if not name.endswith((*DERIVED, HEAD)):
+            raise ValueError(f"{name} is not a tensor of the model")
 
 
 def choose_kernel(*, zero_points: bool) -> object:

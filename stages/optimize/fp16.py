@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import SIXTEEN_BIT as STORAGE
 from stages.optimize.base_model import FLOATS, SIXTEEN_BIT, Base
-from stages.optimize.shards import by_width, check_tensor, converted, layout, read_weights, write_config, write_index
+from stages.optimize.shards import check_tensor, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import place_tree
@@ -43,7 +43,7 @@ class Fp16:
             for name in base.weights:
                 cast_file(base.directory / name, target / name)
             if sharded:
-                write_index(base, target)
+                write_index(target, base)
         write_config(base, target, base.half_dtype)
         return Peak(peak_resident_bytes())
 
@@ -70,12 +70,7 @@ def cast_file(source: Path, target: Path) -> None:
     """Write the shard *source* to *target* in bfloat16. Tensors that are not floating-point stay unchanged."""
     tensors = read_header(source)
     in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
-    entries = by_width((tensor.name, _cast(tensor.dtype), tensor.shape) for tensor in in_order)
-    header, _ = layout(entries)
-    with target.open("wb") as writer:
-        writer.write(header)
-        for name, dtype, _ in entries:
-            writer.writelines(converted(tensors[name], dtype))
+    write_tensors(target, {each.name: each for each in in_order}, {each.name: _cast(each.dtype) for each in in_order})
 
 
 def _cast(dtype: str) -> str:

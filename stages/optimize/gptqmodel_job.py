@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.optimize.calibration import KIND, sequences
+from stages.optimize.language_part import LanguagePart, write_language_part
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.record import Record
@@ -37,6 +38,8 @@ class QuantizationJob(Record):
     group_size: int
     calibration: Calibration
     sequence_length: int
+    part: LanguagePart | None = None
+    """What is quantized of the model; None if that is all of it."""
 
 
 class QuantizationResult(Record):
@@ -94,9 +97,10 @@ def quantize(job: QuantizationJob, examples: list[dict[str, list[int]]]) -> None
     torch.manual_seed(job.calibration.seed)
     if job.linear_in_float32:
         compute_linear_in_float32()
-    model = GPTQModel.load(
-        str(job.base), quantize_config(job), dtype=getattr(torch, job.dtype), trust_remote_code=False
-    )
+    source = job.base
+    if job.part:
+        write_language_part(job.part, job.base, source := job.folder / "language")
+    model = GPTQModel.load(str(source), quantize_config(job), dtype=getattr(torch, job.dtype), trust_remote_code=False)
     # AWQ_TORCH only packs, on every device. AUTO selects a kernel that needs nvcc and refuses a CPU.
     backend = BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO
     model.quantize(examples, batch_size=BATCH, backend=backend)

@@ -22,6 +22,7 @@ from stages.optimize.shards import (
     check_stated,
     check_tensor,
     converted,
+    kept_dtype,
     layout,
     read_weights,
     write_config,
@@ -82,7 +83,7 @@ class Int8:
         finally:
             torch.set_num_threads(threads)
         if len(base.weights) > 1:
-            write_index(base, target)
+            write_index(target, base)
         write_config(base, target, base.half_dtype, quantization_config=quantization_config(base))
         return Peak(peak_resident_bytes())
 
@@ -187,12 +188,6 @@ def entries(base: Base, tensors: Iterable[Tensor], quantized: Collection[str]) -
             yield scale_name(tensor.name), "F32", (tensor.shape[0], 1)
         else:
             yield tensor.name, kept_dtype(base, tensor), tensor.shape
-
-
-def kept_dtype(base: Base, tensor: Tensor) -> str:
-    """Return the type of a tensor that is not quantized: its own, or bfloat16 if the base is wider than 16 bit."""
-    wide = base.dtype in ("float32", "float64")
-    return "BF16" if wide and tensor.dtype in ("F32", "F64") else tensor.dtype
 
 
 def scale_name(weight: str) -> str:

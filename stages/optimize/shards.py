@@ -117,10 +117,26 @@ def check_stated(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> None
             raise ValueError(f"config.json says {field} {stated.get(field)!r}, not {value!r}")
 
 
-def write_index(base: Base, target: Path) -> None:
-    """Write the base's index with the tensors and the total size of the shards in *target*."""
-    index = json.loads((base.directory / INDEX).read_bytes())
-    tensors = read_headers(target / name for name in base.weights)
+def kept_dtype(base: Base, tensor: Tensor) -> str:
+    """Return the type of a tensor that is not quantized: its own, or bfloat16 if the base is wider than 16 bit."""
+    wide = base.dtype in ("float32", "float64")
+    return "BF16" if wide and tensor.dtype in ("F32", "F64") else tensor.dtype
+
+
+def write_tensors(target: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> None:
+    """Write a file with *tensors* under these names, in their own types or those of *dtypes*."""
+    written = by_width((name, dtypes.get(name, each.dtype), each.shape) for name, each in tensors.items())
+    header, _ = layout(written)
+    with target.open("wb") as writer:
+        writer.write(header)
+        for name, dtype, _ in written:
+            writer.writelines(converted(tensors[name], dtype))
+
+
+def write_index(target: Path, base: Base | None = None) -> None:
+    """Write an index of the shards in *target*: the base's with their tensors and total size, or one of its own."""
+    index = json.loads((base.directory / INDEX).read_bytes()) if base else {"weight_map": {}}
+    tensors = read_weights(target)
     total = sum(tensor.end - tensor.start for tensor in tensors.values())
     index["metadata"] = {**index.get("metadata", {}), "total_size": total}
     index["weight_map"] |= {name: tensor.path.name for name, tensor in tensors.items()}

@@ -18,6 +18,7 @@ from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
+from stages.parts.vllm.arguments import takes_pictures
 from stages.parts.vllm.client import Access, answer, answers_chat, has_chat_template
 from stages.parts.vllm.parsers import parses_calls
 from stages.parts.vllm.probes import check_probes
@@ -52,16 +53,17 @@ class Look:
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
     """Tell whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
-    *stable* release has a chat template, with a tool to call if its server parses that. Raises ServerFailed if it
-    refuses chats."""
+    *stable* release has a chat template, with a tool to call if its server parses that, and a picture if it takes one.
+    Raises ServerFailed if it refuses chats."""
     url = target.url(release)
     try:
         answer(url, store.model, api_key())
     except ServerFailed:
         return False
     chats = any(has_chat_template(store.releases / name) for name in (release, stable) if name)
-    tools = parses_calls(target.serving_of(release), store.releases / release)
-    return not chats or answers_chat(url, store.model, api_key(), tools=tools)
+    serving, directory = target.serving_of(release), store.releases / release
+    tools, picture = parses_calls(serving, directory), takes_pictures(serving, directory)
+    return not chats or answers_chat(url, store.model, api_key(), tools=tools, picture=picture)
 
 
 def agreement(store: ModelStore, target: Target, release: str) -> float | None:

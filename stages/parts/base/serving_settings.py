@@ -76,6 +76,9 @@ class AskedServing(Settings):
     request_timeout_s: Positive = 3600
     """The longest time that one request to the production endpoint may take, to the end of its answer. Longer than
     clients wait for the longest answer; a hung request is eventually cancelled. On a cluster: ``kserve.timeout_s``."""
+    text_only: bool = False
+    """True: serve only the language part of a model that sees or hears, without memory for the other parts
+    (``--language-model-only``)."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The port of the production endpoint; 0 for any free port. Evaluations always use a free port."""

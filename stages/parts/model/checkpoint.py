@@ -33,6 +33,12 @@ SMALL: Final = (
     *("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", CARD),
 )
 """The files that serving needs besides the weights, at the root of the repository. None of them is code."""
+OTHER_PARTS: Final = ("vision_config", "audio_config", "text_config")
+"""Fields of config.json, one of which a model has that sees or hears."""
+FUSED_EXPERTS: Final = re.compile(
+    r"(^|\.)(experts\.(gate_up_proj|gate_proj|up_proj|down_proj)|block_sparse_moe\.(input|output)_linear\.weight)$"
+)
+"""Names of tensors that hold all experts of a layer."""
 TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
@@ -128,6 +134,17 @@ def refuse_unservable(config: Mapping[str, Any], paths: Collection[str] = ()) ->
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
         raise UnusableModel("config.json names no 'architectures' and 'model_type'", hint=SAME_MODEL)
+
+
+def sees(config: Mapping[str, Any]) -> bool:
+    """Whether a model takes pictures, by its config.json."""
+    return isinstance(config.get("vision_config"), dict)
+
+
+def why_not_quantized(names: Iterable[str]) -> str:
+    """Say why a model with tensors of these names can't be quantized; empty if that is not known."""
+    fused = min((name for name in names if FUSED_EXPERTS.search(name)), default="")
+    return fused and f"the experts of a layer are stored as one tensor ({fused}), which can't be quantized"
 
 
 def check_configuration(directory: Path, paths: Collection[str] = ()) -> str:

@@ -32,6 +32,8 @@ class Description:
     config: Mapping[str, Any]
     parameters: int | None
     """In the checkpoint; None if its index does not tell."""
+    tensors: frozenset[str] = frozenset()
+    """Their names in the checkpoint; empty if they are not known."""
 
 
 def describe_model(source: str, revision: str) -> Description:
@@ -46,7 +48,7 @@ def describe_model(source: str, revision: str) -> Description:
         return describe_directory(name.directory, source)
     listing = hub.describe(name.id, revision)
     config = read_config(listing.paths, partial(hub.read_small, name.id, listing.commit))
-    return Description(name.id, listing.commit, config, _count(name.id, listing.commit, listing.paths, config))
+    return Description(name.id, listing.commit, config, *_tensors(name.id, listing.commit, listing.paths, config))
 
 
 def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
@@ -80,14 +82,21 @@ def describe_directory(directory: Path, source: str) -> Description:
     paths = local_sizes(directory)
     config = read_config(paths, lambda name: (directory / name).read_bytes())
     tensors = read_headers(directory / path for path in weight_files(paths, directory))
-    return Description(source, None, config, sum(tensor.count for tensor in tensors.values()))
+    return Description(source, None, config, sum(tensor.count for tensor in tensors.values()), frozenset(tensors))
 
 
-def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:
+def _tensors(
+    model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]
+) -> tuple[int | None, frozenset[str]]:
     if SINGLE in paths:  # an index beside it is left over
-        return hub.count_parameters(model, commit, SINGLE)
-    metadata = parse_object(hub.read_small(model, commit, INDEX), INDEX).get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
+        return hub.read_tensors(model, commit, SINGLE)
+    index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
+    metadata, names = (index.get(field) for field in ("metadata", "weight_map"))
+    count = _count(metadata if isinstance(metadata, dict) else {}, config)
+    return count, frozenset(names) if isinstance(names, dict) else frozenset()
+
+
+def _count(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
     if isinstance(count := metadata.get("total_parameters"), int):
         return count
     parts = (config, config.get("text_config") or {})

@@ -167,8 +167,9 @@ def dataset_file(file: DatasetFile) -> Path:
         ) from error
 
 
-def count_parameters(model: str, commit: str, path: str) -> int:
-    """Count the parameters in a safetensors file from its header: two requests for a range of bytes.
+def read_tensors(model: str, commit: str, path: str) -> tuple[int, frozenset[str]]:
+    """Read a safetensors file's count of parameters and names of tensors from its header: two requests for a range of
+    bytes.
 
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
@@ -177,7 +178,7 @@ def count_parameters(model: str, commit: str, path: str) -> int:
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
             metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-    return sum(metadata.parameter_count.values())
+    return sum(metadata.parameter_count.values()), frozenset(metadata.tensors)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
-from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.checkpoint import CONFIG, sees
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -37,6 +37,7 @@ IN_ONE_PROCESS: Final = ("--distributed-executor-backend", "uni")
 CPU_KV_CACHE_MIB: Final = 1024
 GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 """Only a server on a GPU has it."""
+TEXT_ONLY: Final = "--language-model-only"
 BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
 TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
@@ -70,9 +71,18 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
         arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
+    if settings.text_only:
+        arguments.append(TEXT_ONLY)
     if settings.max_queued_tokens:
         arguments += ["--max-num-queued-tokens", str(settings.max_queued_tokens)]
     return [*arguments, *parser_arguments(settings, model), *settings.extra_arguments]
+
+
+def takes_pictures(settings: Serving, model: Path) -> bool:
+    """Whether the model in a directory sees, and its server is not told to take no pictures."""
+    arguments = " ".join(settings.extra_arguments).replace("_", "-")
+    limited = settings.text_only or any(each in arguments for each in (TEXT_ONLY, "--limit-mm-per-prompt"))
+    return sees(_config(model)) and not limited
 
 
 def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:

@@ -25,6 +25,7 @@ from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import gpus, hardware, query_gpus
 from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.vllm.sizing import (
@@ -126,6 +127,14 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
 
     A model that can't be sized gets as many GPUs as its weights need, and its own longest context. Raise ConfigError if
     settings contradict each other, the model or the hardware; every contradiction is named."""
+    decided = _decide(described, required, place)
+    if why := why_not_quantized(described.tensors):
+        quantized = (variant for variant in required.optimize.variants if variant != REFERENCE)
+        return replace(decided, left_out={**decided.left_out, **dict.fromkeys(quantized, why)})
+    return decided
+
+
+def _decide(described: Description, required: Requirements, place: Place) -> Decided:
     if why := why_not_planned(required.serving, on_gpu=place.accelerator is not None):
         return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:

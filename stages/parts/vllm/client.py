@@ -28,6 +28,12 @@ A_TOOL: Final = {
     "type": "function",
     "function": {"name": "get_time", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
+A_PICTURE: Final = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAT0lEQVR42u3PQQkAAAgEsIty/dMYyQi+hcEKLNO+FgEBAQEB"
+    "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQGBywI6LQEAwyG+sAAAAABJRU5ErkJggg=="
+)
+"""A red square of 64 × 64 pixels."""
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
 
 
@@ -140,18 +146,24 @@ def answer(url: str, name: str, api_key: str = "", *, timeout_s: float = 60.0, c
         raise ServerFailed(f"{url} did not answer: {type(error).__name__}: {error}") from error
 
 
-def answers_chat(url: str, name: str, api_key: str = "", *, tools: bool = False, timeout_s: float = 60.0) -> bool:
-    """Whether it completes a chat, in which it may call a tool if *tools*; False: not at the moment. Raise ServerFailed
-    if it refuses: its chat template is missing or broken, or it has no parser, which will not change."""
-    messages = [{"role": "user", "content": "What time is it in Lisbon?" if tools else "Hello"}]
+def answers_chat(
+    url: str, name: str, api_key: str = "", *, tools: bool = False, picture: bool = False, timeout_s: float = 60.0
+) -> bool:
+    """Whether it completes a chat, in which it may call a tool if *tools*, and is shown a picture if *picture*; False:
+    not at the moment. Raise ServerFailed if it refuses: its chat template is missing or broken, it has no parser, or it
+    takes no pictures, which will not change."""
+    text = "What time is it in Lisbon?" if tools else "Hello"
+    shown = [{"type": "image_url", "image_url": {"url": A_PICTURE}}, {"type": "text", "text": text}]
+    messages = [{"role": "user", "content": shown if picture else text}]
     body = {"model": name, "messages": messages, "max_tokens": 1, "temperature": 0}
     body |= {"tools": [A_TOOL], "tool_choice": "auto"} if tools else {}
     try:
         reply = http().post(f"{url}/v1/chat/completions", json=body, headers=credentials(api_key), timeout=timeout_s)
         if reply.status_code == httpx.codes.BAD_REQUEST:
             raise ServerFailed(
-                f"{url} refused a chat completion: {_refusal(reply)}",
-                hint="see its chat template, or serving.tool_parser",
+                f"{url} refused a chat completion{' with a picture' if picture else ''}: {_refusal(reply)}",
+                hint="see its chat template, or "
+                + ("serve its language part: serving.text_only=true" if picture else "serving.tool_parser"),
             )
         return reply.is_success and bool(reply.json()["choices"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):

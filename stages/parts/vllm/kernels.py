@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from scoring.capacity.families import FAMILIES
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.vllm.arguments import asked_once, serves_on_gpu
+
+OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
+"""What vLLM computes between the matrices of experts, where config.json says something else."""
 
 
 class Experts(NamedTuple):
@@ -30,9 +35,13 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     config = text if isinstance(text, dict) else config
     sizes = ((*EXPERTS_PER_TOKEN, "moe_top_k"), ("hidden_size",), ("moe_intermediate_size", "intermediate_size"))
     total, active, hidden, width = (_first_count(config, names) for names in (EXPERTS, *sizes))
-    if total < 2 or not (hidden and width):
+    if total < 2 or not (hidden and width) or config.get("enable_moe_block") is False:
         return None
-    return Experts(total, active or 1, hidden, width, str(config.get("hidden_act", "silu")))
+    named = (config.get(field) for field in ("hidden_act", "hidden_activation", "mlp_hidden_act"))
+    family = str(config.get("model_type"))
+    activation = OWN_ACTIVATIONS.get(family) or str(next(filter(None, named), "silu"))
+    gated = family not in FAMILIES or FAMILIES[family].gated
+    return Experts(total, active or 1, hidden, width, activation if gated else f"{activation}_no_mul")
 
 
 def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict[str, str]:
@@ -41,7 +50,7 @@ def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict
     Its answer is kept for this version, hardware and formats.
 
     Args:
-        experts: of a model that has them. vLLM is asked for their kernels on a processor, and not yet on a GPU.
+        experts: of a model that has them.
         dtype: the type in which vLLM computes on a processor.
     """
     name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}"
@@ -53,8 +62,8 @@ def _missing(experts: Experts | None, dtype: str) -> dict[str, str]:
     reason = _missing_on_gpu if on_gpu else _missing_on_cpu
     for name, record in FORMATS.items():
         why = reason(record.kernel, record.storage.label) if record.kernel else None
-        if experts and not on_gpu:
-            why = why or _missing_for_experts(record, experts, dtype)
+        if experts:
+            why = why or _missing_for_experts(record, experts, dtype, on_gpu=on_gpu)
         if why:
             missing[name] = why
     return missing
@@ -72,36 +81,47 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
-def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | None:
+def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu: bool) -> str | None:
     import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+    from vllm.platforms import current_platform
 
     if not record.choose_for_experts:
         return None
     here = processor()
-    known = {activation.value for activation in MoEActivation}
     automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
-    described = FusedMoEConfig(
-        num_experts=experts.total,
-        num_local_experts=experts.total,
-        num_logical_experts=experts.total,
-        experts_per_token=experts.active,
-        hidden_dim=experts.hidden,
-        intermediate_size=experts.width,
-        activation=MoEActivation(experts.activation if experts.activation in known else "silu"),
-        device="cpu",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
-        in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
-    )
-    try:
+    if on_gpu:
+        automatic = "bfloat16" if current_platform.has_device_capability(80) else "float16"
+    with contextlib.suppress(NotImplementedError):
+        described = FusedMoEConfig(
+            num_experts=experts.total,
+            num_local_experts=experts.total,
+            num_logical_experts=experts.total,
+            experts_per_token=experts.active,
+            hidden_dim=experts.hidden,
+            intermediate_size=experts.width,
+            activation=_activation(experts.activation),
+            device=current_platform.device_type,
+            routing_method=RoutingMethodType.Renormalize,
+            moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+            in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
+        )
         record.choose_for_experts(described)
-    except NotImplementedError:
-        without_amx = here and not here.amx and record.kernel and record.kernel.experts_amx
-        where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width} here"
-        return f"vLLM's CPU build has no {record.storage.label} kernel for experts {where}"
-    return None
+        return None
+    without_amx = not on_gpu and here and not here.amx and record.kernel and record.kernel.experts_amx
+    unusual = "" if experts.activation == "silu" else f" with {experts.activation}"
+    where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width}{unusual} here"
+    build = "vLLM" if on_gpu else "vLLM's CPU build"
+    return f"{build} has no {record.storage.label} kernel for experts {where}"
+
+
+def _activation(name: str) -> Any:
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    try:
+        return MoEActivation.from_str(name)
+    except ValueError:  # a name that the model's own class translates
+        return MoEActivation.SILU
 
 
 def _first_count(config: Mapping[str, Any], names: Iterable[str]) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
-from stages.parts.base.errors import UnusableModel
+from stages.parts.base.errors import NotInstalled, UnusableModel
+from stages.parts.model.checkpoint import sees
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import asked_once, installed_version
 
@@ -19,6 +21,26 @@ def refuse_unknown_class(described: Description) -> None:
         raise UnusableModel(
             f"vLLM {version} has no class for {' or '.join(names)}, and Transformers none that it takes",
             hint="a newer vLLM may have it: https://docs.vllm.ai/en/latest/models/supported_models.html",
+        )
+
+
+def refuse_without_torchvision(described: Description) -> None:
+    """Refuse, with NotInstalled, a model that sees where torchvision is not installed: vLLM's classes for such models
+    import it, even to serve only their language part. Our lock has none, because PyPI's is built for CUDA."""
+    if not sees(described.config):
+        return
+    release, _, build = installed_version("torch").partition("+")
+    try:
+        installed = importlib.metadata.version("torchvision")
+    except importlib.metadata.PackageNotFoundError:
+        installed = ""
+    if not installed or (build == "cpu" and "+" not in installed):
+        fitting = f"0.{int(release.split('.')[1]) + 15}.*"  # https://github.com/pytorch/vision#installation
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+        raise NotInstalled(
+            f"vLLM serves models that see with torchvision, and {installed or 'none'} is installed here"
+            + (", which is for CUDA" if installed else ""),
+            hint=f"uv pip install --no-deps 'torchvision=={fitting}'{index}",
         )
 
 

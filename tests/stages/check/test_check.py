@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.settings.config import load
+from stages.parts.base.errors import NotInstalled
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.machine.processor import processor
@@ -55,9 +57,19 @@ CONFIGS = {
     "tiny": CONFIG,
     "experts": EXPERTS,
     "narrow-experts": EXPERTS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "fused": EXPERTS,
+    "seeing": {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": CONFIG | {"model_type": "qwen2_5_vl_text"},
+        "vision_config": {"depth": 1},
+        "dtype": "bfloat16",
+    },
     "unknown": CONFIG | {"architectures": ["ANewLlamaForCausalLM"]},
     "known-to-transformers": CONFIG | {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"},
 }
+FUSED = "model.layers.0.mlp.experts.gate_up_proj"
+INDEXES = {"fused": INDEX | {"weight_map": {FUSED: "model-00001-of-00001.safetensors"}}}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +79,7 @@ def hub() -> Iterator[HubServer]:
             files = {
                 "config.json": json.dumps(config).encode(),
                 "model.safetensors": None,
-                "model.safetensors.index.json": json.dumps(INDEX).encode(),
+                "model.safetensors.index.json": json.dumps(INDEXES.get(name, INDEX)).encode(),
                 "model-00001-of-00001.safetensors": b"weights",
             }
             server.add_repo(f"org/{name}", tiny_model(**files))
@@ -192,6 +204,24 @@ def test_quantized_experts_are_left_out_where_vllm_has_no_kernels_for_them(stage
     assert f"int8: {reason.format('int8')}" in outputs["left-out"].splitlines()
     if here.avx512:
         assert f"gptq: {reason.format('4-bit')}" in outputs["left-out"].splitlines()
+
+
+def test_experts_in_one_tensor_are_left_out_by_the_tensor_s_name(stages: Stages) -> None:
+    outputs = checked(stages, {}, model="fused")
+    assert outputs["variants"] == "fp16"
+    why = f"the experts of a layer are stored as one tensor ({FUSED}), which can't be quantized"
+    assert f"int8: {why}" in outputs["left-out"].splitlines()
+
+
+def test_a_model_that_sees_is_refused_with_the_command_that_brings_what_it_needs(stages: Stages) -> None:
+    ended = stages.run("check", "--model", "org/seeing", XDG_CACHE_HOME=str(stages.folder))
+    if importlib.util.find_spec("torchvision"):
+        assert ended.returncode == 0, ended.stderr
+        return
+    assert ended.returncode == NotInstalled.exit_code, ended.stderr
+    assert "vLLM serves models that see with torchvision, and none is installed here" in ended.stderr
+    assert "hint: uv pip install --no-deps 'torchvision==0." in ended.stderr
+    assert "--index-url https://download.pytorch.org/whl/cpu" in ended.stderr
 
 
 @pytest.mark.parametrize(

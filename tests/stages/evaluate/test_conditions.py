@@ -51,6 +51,7 @@ def test_how_long_is_measured_does_not_change_the_key(variant: Variant) -> None:
         ({"divergence_documents": 0}, {}),
         ({}, {"enforce_eager": True}),
         ({}, {"kv_cache_mib": 5}),
+        ({}, {"text_only": True}),
     ],
 )
 def test_a_setting_with_an_effect_on_a_figure_changes_the_key(

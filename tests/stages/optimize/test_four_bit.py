@@ -331,6 +331,7 @@ LAYER = "model.layers.1.mlp.up_proj"
         (put(f"{LAYER}.qweight", torch.ones(16, 256)), "is packed as F32, I32 and F16"),
         (put(f"{LAYER}.qweight", torch.ones(16, 128, dtype=torch.int32)), "don't belong together"),
         (put("model.norm.weight", torch.ones(64)), "model.norm.weight was [128] and is now [64]"),
+        (put("model.layers.9.norm.weight", torch.ones(4)), "model.layers.9.norm.weight is not a tensor of the model"),
         (left_alone, "67% of the linear layers' weights are quantized"),
     ],
 )

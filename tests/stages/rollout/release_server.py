@@ -88,6 +88,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(400, b'{"error": {"message": "no chat template"}}')
         if "tools" in asked and self.server.behaviour.get("refuses_tools"):
             return self.reply(400, json.dumps({"error": {"message": '"auto" tool choice requires a parser'}}).encode())
+        if "image_url" in str(asked.get("messages")) and self.server.behaviour.get("refuses_pictures"):
+            return self.reply(400, json.dumps({"error": {"message": "At most 0 image(s) may be provided"}}).encode())
         if asked.get("stream"):
             return self.stream(asked, tokens)
         self.count(tokens)

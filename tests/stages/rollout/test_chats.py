@@ -54,6 +54,17 @@ def test_a_release_that_refuses_tools_though_its_server_has_a_parser_is_not_read
         roll_out(stage.store, stage.target, NEXT, SETTINGS)
 
 
+def test_a_release_that_sees_is_shown_a_picture(stage: Stage) -> None:
+    stage.make(GOOD, refuses_pictures=True)
+    give_template(stage, GOOD)
+    configuration = stage.store.releases / GOOD / "config.json"
+    configuration.write_text(json.dumps({"vision_config": {"depth": 1}}))
+    with pytest.raises(ServerFailed, match=r"refused a chat completion with a picture: 400 At most 0 image\(s\)"):
+        roll_out(stage.store, stage.target, GOOD, SETTINGS)
+    configuration.write_text("{}")
+    assert roll_out(stage.store, stage.target, GOOD, SETTINGS).state == "promoted"
+
+
 def test_a_release_that_lost_the_template_of_the_stable_one_is_not_ready(stage: Stage) -> None:
     stage.served()
     give_template(stage, GOOD)

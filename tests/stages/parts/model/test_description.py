@@ -36,7 +36,7 @@ def test_of_a_model_in_one_file_only_the_header_is_read(hub: HubServer) -> None:
     commit = hub.add_repo("org/tiny", tiny_model(**{"model.safetensors": big_weights(8)}))
     described = describe_model("org/tiny", "main")
     assert (described.model, described.commit, described.parameters) == ("org/tiny", commit, 8 * 256 * 1024)
-    assert described.config == CONFIG
+    assert (described.config, described.tensors) == (CONFIG, {"big"})
     (header,) = hub.requests_for("*/model.safetensors")
     assert header.range == "bytes=0-100000"
     assert sum(each.sent for each in hub.requests) < 200_000
@@ -56,7 +56,8 @@ def test_of_a_model_in_shards_only_the_index_is_read(
     hub: HubServer, metadata: dict[str, object], dtype: str | None, count: int | None
 ) -> None:
     hub.add_repo("org/tiny", sharded_model(**index(**metadata), **config(dtype=dtype)))
-    assert describe_model("org/tiny", "main").parameters == count
+    described = describe_model("org/tiny", "main")
+    assert (described.parameters, described.tensors) == (count, {"embed", "head"})
     assert not hub.requests_for("*.safetensors")
 
 
@@ -70,7 +71,7 @@ def test_a_local_model_is_counted_by_the_headers_of_its_files(tmp_path: Path) ->
     for files in (tiny_model(), sharded_model()):
         directory = write_model(tmp_path / str(len(files)), files)
         described = describe_model(str(directory), "main")
-        assert (described.commit, described.parameters) == (None, 2 * 8 * 8)
+        assert (described.commit, described.parameters, described.tensors) == (None, 2 * 8 * 8, {"embed", "head"})
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,23 @@ def test_without_a_gpu_a_small_model_gets_its_own_length() -> None:
     assert (decided.notes, decided.left_out) == ((), {})
 
 
+@pytest.mark.parametrize("place", [CPU, Place("h100", GPUS["h100"], 8)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("model.layers.0.mlp.experts.gate_up_proj", True),
+        ("model.layers.0.block_sparse_moe.input_linear.weight", True),
+        ("model.layers.0.mlp.experts.0.gate_proj.weight", False),
+        ("model.layers.0.mlp.shared_experts.gate_proj.weight", False),
+        ("model.layers.0.shared_mlp.input_linear.weight", False),
+    ],
+)
+def test_experts_in_one_tensor_leave_all_but_fp16_out_wherever_it_runs(name: str, fused: bool, place: Place) -> None:
+    decided = decide(Description("org/name", None, TINY, None, frozenset({name, "lm_head.weight"})), asked(), place)
+    assert decided.left_out.keys() == ({"awq", "gptq", "int8"} if fused else set())
+    assert all(name in why for why in decided.left_out.values())
+
+
 def test_without_a_gpu_the_cache_limits_the_length() -> None:
     found = {mib: published("gemma-2b", CPU, asked(variants=("fp16",), kv_cache_mib=mib)) for mib in (64, None)}
     # 18 layers with a key and a value of 256 numbers each: 18,432 bytes per token; vLLM keeps one block of 128.

@@ -1,0 +1,108 @@
+"""docs/models.md: what was found out with each family, as a table. ``python -m tests.models.page`` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from scoring.capacity.architecture import NotSizeable
+from scoring.capacity.families import read_architecture
+from scoring.capacity.weights import count_parameters
+from scoring.names import REFERENCE
+from stages.parts.base.formats import FORMATS
+from tests.models.prove import Found, read
+from tests.models.servable import PARTS, TOOL_PARSERS, configuration
+
+FILE: Final = Path(__file__).parents[2] / "docs" / "models.md"
+PROVEN: Final = "✓"
+NOT_TRIED: Final = "not tried"
+HEAD: Final = """# Which models work
+
+Each row is a family of models, by the `model_type` in config.json. `make models` makes a small model of it with random
+weights by Transformers' own classes, compares its parameters with the plan's, makes every variant with the real
+quantizers, and serves each with the real vLLM on a processor without a GPU: a completion, a chat with a tool to call if
+the family's form of calls is known, and a chat with a picture if it sees. This page is written from what it recorded.
+
+- ✓: *proven here*, on a processor with AVX-512 and bf16 and without AMX.
+- GPU: *needs a GPU*, or a processor that this machine is not. No GPU has tried it yet.
+- A number: *left out because* of what the list below says. `check` says the same before anything is made, unless it is
+  said otherwise.
+
+"""
+COLUMNS: Final = ("planned", *FORMATS, "served on a CPU", "tools", "pictures")
+NAMES: Final = {REFERENCE: "16 bit"}
+
+
+class Reasons:
+    """The reasons below the table, by the numbers in it."""
+
+    def __init__(self) -> None:
+        self.listed: list[str] = []
+
+    def number(self, reason: str) -> str:
+        if reason not in self.listed:
+            self.listed.append(reason)
+        return str(self.listed.index(reason) + 1)
+
+
+def planned(kind: str, found: Found) -> bool:
+    """Whether the plan counts as many parameters in the language part as the model has."""
+    try:
+        model = read_architecture(configuration(kind).to_dict())
+    except NotSizeable:
+        return False
+    return count_parameters(model).total == found["parameters"]
+
+
+def cells(kind: str, found: Found, reasons: Reasons) -> list[str]:
+    made, served = found.get("made", {}), found.get("served", {})
+    row = [PROVEN if planned(kind, found) else reasons.number("the plan counts other parameters")]
+    for name in FORMATS:
+        result = made.get(name, NOT_TRIED)
+        row.append(PROVEN if result == "made" else result if result == NOT_TRIED else reasons.number(shorter(result)))
+    row.append(served_cell(made, served, reasons))
+    row += [asked_cell(served, "calls", TOOL_PARSERS.get(kind), reasons, "no parser is known for its calls")]
+    row += [asked_cell(served, "picture", kind if kind in PARTS else None, reasons, "")]
+    return row
+
+
+def served_cell(made: Found, served: Found, reasons: Reasons) -> str:
+    """All variants that were made and answered, then why others did not."""
+    if not served:
+        return NOT_TRIED
+    answered = [NAMES.get(name, name) for name, each in served.items() if isinstance(each, dict) and "answers" in each]
+    others: dict[str, list[str]] = {}
+    for name, each in served.items():
+        if NAMES.get(name, name) not in answered:
+            why = f"GPU {reasons.number(each['left_out'])}" if isinstance(each, dict) else reasons.number(shorter(each))
+            others.setdefault(why, []).append(NAMES.get(name, name))
+    if not others:
+        return PROVEN
+    first = [f"{', '.join(answered)} {PROVEN}"] if answered else []
+    return "; ".join(first + [f"{', '.join(names)}: {why}" for why, names in others.items()])
+
+
+def asked_cell(served: Found, field: str, applies: str | None, reasons: Reasons, otherwise: str) -> str:
+    if not applies:
+        return reasons.number(otherwise) if otherwise else "–"
+    answers = [each[field] for each in served.values() if isinstance(each, dict) and field in each]
+    return PROVEN if answers and all(answers) else NOT_TRIED
+
+
+def shorter(reason: str) -> str:
+    """Without what differs from one layer, model or path to the next."""
+    return reason.partition(" cannot quantize ")[2].partition(": ")[2] or reason
+
+
+def text() -> str:
+    record, reasons = read(), Reasons()
+    rows: list[list[str]] = [[f"`{kind}`", *cells(kind, found, reasons)] for kind, found in record.items()]
+    head: list[Any] = ["model_type", *(NAMES.get(name, name) for name in COLUMNS)]
+    table = [" | ".join(map(str, row)) for row in (head, ["---"] * len(head), *rows)]
+    lines = [f"| {row} |" for row in table]
+    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons.listed, 1)]
+    return HEAD + "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
