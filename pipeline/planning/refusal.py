@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
+from stages.parts.model.adapter import check_adapters
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -29,16 +31,30 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
-        UnusableModel: the model can't be served, wherever it runs.
+        UnusableModel: the model, or an adapter, can't be served, wherever it runs.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
     required = Requirements(config.serving, config.workload, config.optimize)
     place, described = _place(config), _described(name, revision, store)
+    if described:
+        refuse_adapters(config, described, store)
     if described and place:
         return decide(described, required, place)
     if described:
         refuse_contradictions(described, required)
     return None
+
+
+def refuse_adapters(config: RunConfig, described: Description, store: ModelStore | None = None) -> None:
+    """Refuse adapters that can't be served with the model, as ``check_adapters`` does. Those that can't be read now are
+    left to the run: on a cluster's volume, or while the Hub does not answer."""
+    from_here = {
+        name: source
+        for name, source in config.serving.adapters.items()
+        if config.platform.cluster is None or not source.startswith("/")
+    }
+    with contextlib.suppress(HubUnavailable):
+        check_adapters(described, from_here, store)
 
 
 def _place(config: RunConfig) -> Place | None:

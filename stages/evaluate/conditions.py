@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,10 @@ from stages.parts.vllm.placement import gpu_groups
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
-    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser"),
+    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser", "adapters"),
 }
-"""Serving settings that have no effect on a figure, or only through ``Conditions.binding`` or the parsers they mean."""
+"""Serving settings that have no effect on a figure, or only through ``Conditions.binding``, or the parsers or adapters
+they mean."""
 ROUNDS: Final = 1
 """Rounds of load after each start. Once there were two: such measurements are not continued."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
@@ -41,17 +42,27 @@ class Conditions:
     hardware: Hardware
     binding: str
     """``stages.parts.vllm.arguments.core_binding``."""
+    adapters: dict[str, str]
+    """The digests of the LoRA adapters, by name."""
 
     @property
     def key(self) -> str:
-        fields = {name: value for name, value in vars(self).items() if name != "variant"}
+        left_out = {"variant"} if self.adapters else {"variant", "adapters"}  # earlier measurements stay valid
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
         fields |= {"variant_digest": self.variant.digest, "hardware": self.hardware.model_dump(mode="json")}
         return digest_of(fields)
 
 
-def conditions_of(variant: Variant, workload: Workload, serving: Serving, parsers: Sequence[str] = ()) -> Conditions:
-    """Name what the figures of a variant follow from; *parsers* are ``parser_arguments`` of its directory. Raise
-    ConfigError if a tool is not installed, or a file that the workload names does not exist."""
+def conditions_of(
+    variant: Variant,
+    workload: Workload,
+    serving: Serving,
+    parsers: Sequence[str] = (),
+    adapters: Mapping[str, str] | None = None,
+) -> Conditions:
+    """Name what the figures of a variant follow from; *parsers* are ``parser_arguments`` of its directory, *adapters*
+    the digests of those that are served. Raise ConfigError if a tool is not installed, or a file that the workload
+    names does not exist."""
     plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text", *HOW_LONG})
     digests = {
         "tasks_digest": tasks_digest(workload.tasks_path),
@@ -73,6 +84,7 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving, parser
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
         hardware=machine,
         binding=core_binding(serving),
+        adapters=dict(adapters or {}),
     )
 
 

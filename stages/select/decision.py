@@ -59,6 +59,8 @@ def decide(
     measured = samples[winner.variant]
     served = measured.smaller if layout and not layout.against else measured
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
+    if winner.adapters:
+        notes.append(f"It is served with the LoRA adapters {', '.join(winner.adapters)}, as it was measured.")
     return Production(
         model=base.model,
         commit=base.commit,
@@ -86,6 +88,7 @@ def decide(
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
+        adapters=winner.adapters,
         prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
         key=decision_key(basis, measurements.evaluations),
         decided_at=datetime.now(UTC),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.parts.base.settings import AbsolutePath, Positive, Settings
 
@@ -15,6 +17,8 @@ PINNED: Final = (
 """The serving settings in which *auto* becomes what a release was measured with."""
 Parser = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """auto, none, or a name that vLLM knows."""
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,62}$")]
+"""The name of a directory and, for clients, of a model."""
 
 
 class AskedServing(Settings):
@@ -43,6 +47,9 @@ class AskedServing(Settings):
     reading the weights from a slow volume; at least 900."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, passed unchanged."""
+    adapters: Mapping[AdapterName, str] = {}
+    """LoRA adapters that are measured, released and served with the model, under names of their own. Each is a
+    repository on the Hub (``org/name`` or ``org/name@revision``) or a directory. A release has its own."""
     max_queued_tokens: Positive | Literal["auto"] | None = "auto"
     """Prompt tokens that may wait at a server of production before further requests are answered 503. auto: as many as
     the release was measured to read within the workload's target for the first token, and at least its context; no
@@ -73,6 +80,16 @@ class AskedServing(Settings):
     """The certificate's key, a PEM file without a password."""
     plain_http: bool = False
     """True: without a certificate, serve on an address that other machines reach all the same."""
+
+    @field_validator("adapters")
+    @classmethod
+    def _absolute(cls, adapters: Mapping[str, str]) -> Mapping[str, str]:
+        """Complete the paths, which the stages read wherever they run."""
+        paths = ("./", "../", "~")
+        return {
+            name: str(Path(source).expanduser().absolute()) if source.startswith(paths) else source
+            for name, source in adapters.items()
+        }
 
     @model_validator(mode="after")
     def _certificate_with_its_key(self) -> Self:

@@ -35,7 +35,7 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     return Experts(total, active or 1, hidden, width, str(config.get("hidden_act", "silu")))
 
 
-def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict[str, str]:
+def missing_kernels(experts: Experts | None = None, dtype: str = "auto", *, lora: bool = False) -> dict[str, str]:
     """Ask vLLM which formats it can't serve here. Each has one sentence that says why.
 
     Its answer is kept for this version, hardware and formats.
@@ -43,18 +43,19 @@ def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict
     Args:
         experts: of a model that has them. vLLM is asked for their kernels on a processor, and not yet on a GPU.
         dtype: the type in which vLLM computes on a processor.
+        lora: whether adapters are served with it.
     """
-    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}"
-    return asked_once(name, lambda: _missing(experts, dtype))
+    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype, *(['lora'] if lora else [])])}"
+    return asked_once(name, lambda: _missing(experts, dtype, lora))
 
 
-def _missing(experts: Experts | None, dtype: str) -> dict[str, str]:
+def _missing(experts: Experts | None, dtype: str, lora: bool) -> dict[str, str]:
     missing, on_gpu = {}, serves_on_gpu()
     reason = _missing_on_gpu if on_gpu else _missing_on_cpu
     for name, record in FORMATS.items():
         why = reason(record.kernel, record.storage.label) if record.kernel else None
         if experts and not on_gpu:
-            why = why or _missing_for_experts(record, experts, dtype)
+            why = why or _missing_for_experts(record, experts, dtype, lora)
         if why:
             missing[name] = why
     return missing
@@ -72,7 +73,7 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
-def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | None:
+def _missing_for_experts(record: Format, experts: Experts, dtype: str, lora: bool) -> str | None:
     import torch
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
@@ -94,12 +95,14 @@ def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | 
         routing_method=RoutingMethodType.Renormalize,
         moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
         in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
+        is_lora_enabled=lora,
     )
     try:
         record.choose_for_experts(described)
     except NotImplementedError:
         without_amx = here and not here.amx and record.kernel and record.kernel.experts_amx
         where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width} here"
+        where += " with LoRA adapters" if lora else ""
         return f"vLLM's CPU build has no {record.storage.label} kernel for experts {where}"
     return None
 
