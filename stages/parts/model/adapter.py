@@ -171,8 +171,8 @@ def _differences(adapter: Adapter, base: Shapes) -> Iterator[str]:
         matrix = base.get(f"{found}.weight", ())
         if found is None and ".experts" not in module:  # Transformers keeps them in one tensor: vLLM decides
             yield f"there is no layer {module}"
-        elif resized and shape != matrix:
-            yield f"tokens were added to its vocabulary: {module} is {_sizes(shape)}, and {_sizes(matrix)} in the model"
+        elif resized and matrix and shape != matrix:
+            yield f"{module} has {shape[0]} tokens, and {matrix[0]} in the model: its vocabulary was changed"
         elif lora and len(shape) == len(matrix) == 2:  # packed weights have other shapes
             turned = adapter.config.get("fan_in_fan_out") or "lora_embedding" in name
             outputs, inputs = reversed(matrix) if turned else matrix
@@ -187,7 +187,3 @@ def _only(module: str, layers: Mapping[str, set[str]]) -> str | None:
     numbered = max((place for place, part in enumerate(parts) if part.isdigit()), default=len(parts) - 1)
     ends = (layers.get(".".join(parts[start:]), set()) for start in range(numbered + 1))
     return next((min(found) for found in ends if len(found) == 1), None)
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
