@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
@@ -124,7 +125,7 @@ def ensure(
     for name in names:
         try:
             variant, parsers = read_variant(store, name), parser_arguments(serving, store.optimized(name))
-            conditions[name] = conditions_of(variant, workload, serving, parsers, adapters)
+            conditions[name] = replace(conditions_of(variant, workload, serving, parsers), adapters=adapters)
         except DamagedModel as error:
             outcomes[name] = (error, False)
     if (reference := profile.reference_variant) and reference not in conditions:

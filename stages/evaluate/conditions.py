@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ class Conditions:
     hardware: Hardware
     binding: str
     """``stages.parts.vllm.arguments.core_binding``."""
-    adapters: dict[str, str]
+    adapters: dict[str, str] = field(default_factory=dict)
     """The digests of the LoRA adapters, by name."""
 
     @property
@@ -53,16 +53,9 @@ class Conditions:
         return digest_of(fields)
 
 
-def conditions_of(
-    variant: Variant,
-    workload: Workload,
-    serving: Serving,
-    parsers: Sequence[str] = (),
-    adapters: Mapping[str, str] | None = None,
-) -> Conditions:
-    """Name what the figures of a variant follow from; *parsers* are ``parser_arguments`` of its directory, *adapters*
-    the digests of those that are served. Raise ConfigError if a tool is not installed, or a file that the workload
-    names does not exist."""
+def conditions_of(variant: Variant, workload: Workload, serving: Serving, parsers: Sequence[str] = ()) -> Conditions:
+    """Name what the figures of a variant follow from; *parsers* are ``parser_arguments`` of its directory. Raise
+    ConfigError if a tool is not installed, or a file that the workload names does not exist."""
     plain = workload.model_dump(mode="json", exclude={"tasks_path", "trace", "divergence_text", *HOW_LONG})
     digests = {
         "tasks_digest": tasks_digest(workload.tasks_path),
@@ -84,7 +77,6 @@ def conditions_of(
         tool_versions={tool: installed_version(tool) for tool in TOOLS},
         hardware=machine,
         binding=core_binding(serving),
-        adapters=dict(adapters or {}),
     )
 
 

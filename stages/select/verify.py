@@ -149,13 +149,13 @@ def check_adapters(stored: StoredDecision, release: Path, verification: Verifica
     measured = (_json(release / PUBLISHED[0]) or {}).get("adapters", {})
     for name in sorted({*measured, *adapters_in(release)}):
         folder = release / FOLDER / name
-        where, record = stored.shown(folder), Acquired.read_if_intact(folder / ACQUIRED)
-        files = record.files if record else ()
-        changed = [file.path for file in files if _sha256(folder / file.path) != file.sha256]
-        verification.findings += [f"{where}/{path} was changed" for path in changed]
-        verification.compared.append(where)
-        if record is None or not files_digest(files) == record.digest == measured.get(name):
-            verification.findings.append(f"{where} is not the adapter that was measured")
+        record = Acquired.read_if_intact(folder / ACQUIRED)
+        verification.compared.append(stored.shown(folder))
+        if record is None or not files_digest(record.files) == record.digest == measured.get(name):
+            verification.findings.append(f"{stored.shown(folder)} is not the adapter that was measured")
+        for file in record.files if record else ():
+            if _sha256(folder / file.path) != file.sha256:
+                verification.findings.append(f"{stored.shown(folder)}/{file.path} was changed")
 
 
 def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Verification) -> Evaluation:

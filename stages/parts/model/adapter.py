@@ -63,23 +63,16 @@ def adapters_in(directory: Path) -> dict[str, Path]:
 def check_adapters(
     described: Description, adapters: Mapping[str, str], store: ModelStore | None = None
 ) -> dict[str, Adapter]:
-    """Describe the adapters of a model. Reads the store, if it has them or the model, rather than the Hub.
-
-    Raises:
-        UnusableModel: one can't be served, or was made for another base.
-        ConfigError: one is called like the model.
-        The other errors are those of ``hub.describe``.
-    """
+    """Describe the adapters of a model. Reads the store, if it has them or the model, rather than the Hub. Raises
+    UnusableModel if one can't be served or was made for another base, ConfigError if it is called like the model, and
+    the errors of ``hub.describe``."""
     if described.model in adapters:
         raise ConfigError(f"serving.adapters: {described.model} is the model itself", hint="give it another name")
     found = {}
     for name, source in adapters.items():
-        (model, revision), kept = parse_source(source), store and store.adapter(name)
-        record = Acquired.read_if_intact(kept / ACQUIRED) if kept else None
-        if kept and record and (record.model, record.commit) == (model.id, revision):
-            found[name] = read_adapter(kept, source)
-        else:
-            found[name] = describe_adapter(source)
+        record = Acquired.read_if_intact(store.adapter(name) / ACQUIRED) if store else None
+        kept = record is not None and source == f"{record.model}@{record.commit}"
+        found[name] = read_adapter(store.adapter(name), source) if store and kept else describe_adapter(source)
     shapes = tensor_shapes(described, store.base if store else None) if adapters else {}
     for adapter in found.values():
         refuse_misfit(adapter, shapes, described.model)
@@ -99,12 +92,8 @@ def describe_adapter(source: str) -> Adapter:
 
 
 def read_adapter(directory: Path, source: str) -> Adapter:
-    """Read the adapter in a directory.
-
-    Raises:
-        UnusableModel: it is none that can be served.
-        DamagedModel, InvalidName: a file does not parse; there is no such directory.
-    """
+    """Read the adapter in a directory. Raises UnusableModel if it can't be served, DamagedModel if a file does not
+    parse, InvalidName if there is no such directory."""
     check_files(local_sizes(directory), source)
     config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
     header = read_header(directory / WEIGHTS)

@@ -16,6 +16,7 @@ from stages.parts.model.adapter import (
     RANKS,
     WEIGHTS,
     Adapter,
+    Shapes,
     check_adapters,
     describe_adapter,
     max_lora_rank,
@@ -42,7 +43,7 @@ def adapter(matrices: dict[str, Any], **config: Any) -> Adapter:
     return Adapter("org/adapter", {"peft_type": "LORA", "r": 8} | config, shapes)
 
 
-def misfit(matrices: dict[str, Any], base: dict[str, tuple[int, ...]] = BASE, **config: Any) -> str:
+def misfit(matrices: dict[str, Any], base: Shapes = BASE, **config: Any) -> str:
     """What is said of an adapter for another base."""
     with pytest.raises(UnusableModel) as refusal:
         refuse_misfit(adapter(matrices, **config), base, "org/base")
