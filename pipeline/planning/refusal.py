@@ -13,7 +13,7 @@ from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.model.adapter import check_adapters
+from stages.parts.model.adapter import check_adapters, parse_source
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -48,13 +48,11 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
 def refuse_adapters(config: RunConfig, described: Description, store: ModelStore | None = None) -> None:
     """Refuse adapters that can't be served with the model, as ``check_adapters`` does. Those that can't be read now are
     left to the run: on a cluster's volume, or while the Hub does not answer."""
-    from_here = {
-        name: source
-        for name, source in config.serving.adapters.items()
-        if config.platform.cluster is None or not source.startswith("/")
-    }
+    adapters = config.serving.adapters
+    if config.platform.cluster:
+        adapters = {name: source for name, source in adapters.items() if not parse_source(source)[0].directory}
     with contextlib.suppress(HubUnavailable):
-        check_adapters(described, from_here, store)
+        check_adapters(described, adapters, store)
 
 
 def _place(config: RunConfig) -> Place | None:

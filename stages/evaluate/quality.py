@@ -112,36 +112,25 @@ def run_tasks(
         ServerFailed: the server ended.
     """
     items, report = parts or first_parts(workload), defaultdict[str, dict[str, Any]](dict)
-    by_model: dict[str, dict[str, Part]] = defaultdict(dict)
+    by_adapter: dict[str, dict[str, Part]] = defaultdict(dict)
     for name, part in items.items():
         task, _, adapter = (name, "", "") if name in workload.quality_tasks else name.rpartition(OF_ADAPTER)
-        by_model[adapter][task] = part
-    with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
-        result = Path(work) / "quality.json"
-        for adapter, asked in by_model.items():
-            request = {
-                "url": server.url,
-                "model": adapter or server.name,
-                "tokenizer": str(directory),
-                "max_model_len": server.max_model_len(),
-                "parses_calls": PARSES_CALLS in server.arguments,
-                "tasks": list(asked),
-                "tasks_path": workload.tasks_path,
-                "parts": {task: list(part) for task, part in asked.items()},
-                "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
-                "include_defaults": include_defaults,
-                "result": str(result),
-            }
-            if harness.call(server, request, log) != 0:
-                why = ServerLog(log).cause()
-                if any(name in why for name in OFFLINE):
-                    raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
-                raise MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
-            ending = f"{OF_ADAPTER}{adapter}" if adapter else ""
-            for field, entries in json.loads(result.read_text()).items():
-                if field == "subtasks":
-                    entries = {group: [f"{task}{ending}" for task in tasks] for group, tasks in entries.items()}
-                report[field] |= {f"{task}{ending}": entry for task, entry in entries.items()}
+        by_adapter[adapter][task] = part
+    for adapter, asked in by_adapter.items():
+        request = {
+            "url": server.url,
+            "model": adapter or server.name,
+            "tokenizer": str(directory),
+            "max_model_len": server.max_model_len(),
+            "parses_calls": PARSES_CALLS in server.arguments,
+            "tasks": list(asked),
+            "tasks_path": workload.tasks_path,
+            "parts": {task: list(part) for task, part in asked.items()},
+            "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
+            "include_defaults": include_defaults,
+        }
+        for field, entries in _asked(harness, server, request, log, adapter).items():
+            report[field] |= entries
     for task, why in report["left_out"].items():
         say(f"note: {task} is left out: {why}")
     if len(report["left_out"]) == len(items):
@@ -149,6 +138,22 @@ def run_tasks(
             "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
         )
     return report
+
+
+def _asked(harness: Preloaded, server: Server, request: dict[str, Any], log: Path, adapter: str) -> dict[str, Any]:
+    """Return what the harness reports of a request, with an adapter's tasks under names of their own."""
+    with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
+        result = Path(work) / "quality.json"
+        if harness.call(server, request | {"result": str(result)}, log) != 0:
+            why = ServerLog(log).cause()
+            if any(name in why for name in OFFLINE):
+                raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
+            raise MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
+        report: dict[str, Any] = json.loads(result.read_text())
+    ending = f"{OF_ADAPTER}{adapter}" if adapter else ""
+    groups = report["subtasks"].items()
+    report["subtasks"] = {group: [f"{task}{ending}" for task in tasks] for group, tasks in groups}
+    return {field: {f"{task}{ending}": entry for task, entry in tasks.items()} for field, tasks in report.items()}
 
 
 def first_parts(

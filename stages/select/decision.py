@@ -59,8 +59,6 @@ def decide(
     measured = samples[winner.variant]
     served = measured.smaller if layout and not layout.against else measured
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
-    if winner.adapters:
-        notes.append(f"It is served with the LoRA adapters {', '.join(winner.adapters)}, as it was measured.")
     return Production(
         model=base.model,
         commit=base.commit,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stages.parts.base.settings import AbsolutePath, Positive, Settings
 
@@ -80,16 +79,6 @@ class AskedServing(Settings):
     """The certificate's key, a PEM file without a password."""
     plain_http: bool = False
     """True: without a certificate, serve on an address that other machines reach all the same."""
-
-    @field_validator("adapters")
-    @classmethod
-    def _absolute(cls, adapters: Mapping[str, str]) -> Mapping[str, str]:
-        """Complete the paths, which the stages read wherever they run."""
-        paths = ("./", "../", "~")
-        return {
-            name: str(Path(source).expanduser().absolute()) if source.startswith(paths) else source
-            for name, source in adapters.items()
-        }
 
     @model_validator(mode="after")
     def _certificate_with_its_key(self) -> Self:

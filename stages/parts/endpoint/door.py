@@ -34,9 +34,8 @@ from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Client
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""
-LIMITED_HEADER: Final = "x-slipway-limited"
-"""Tells Envoy to ask once more, at ``MODELS``, with the request's body, which names the model."""
-MODELS: Final = "/models-of-client"
+MODEL_HEADER: Final = "x-slipway-model"
+"""Tells Envoy to ask once more, at the path of this name, with the request's body, which names the model."""
 REMOVE_HEADER: Final = "x-envoy-auth-headers-to-remove"
 """Tells Envoy what not to forward: the key."""
 PRIORITY_HEADER: Final = "x-vllm-priority"
@@ -70,7 +69,7 @@ class DoorAnswer:
     def response(self) -> Response:
         """Tell Envoy to let the request in, or the client why not: by an error as OpenAI's."""
         headers = {CLIENT_HEADER: self.client} if self.client else {}
-        headers |= {LIMITED_HEADER: "true"} if self.limited else {}
+        headers |= {MODEL_HEADER: "asked"} if self.limited else {}
         if self.status == 200:
             # Whatever the client itself says of its priority: this replaces it.
             return Response(headers=headers | {PRIORITY_HEADER: str(self.priority), REMOVE_HEADER: "authorization"})
@@ -233,7 +232,7 @@ class _Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if scope["path"].startswith(MODELS):
+        if scope["path"].startswith(f"/{MODEL_HEADER}/"):
             body = await Request(scope, receive).body()
             await self._door.decide_model(headers.get(CLIENT_HEADER, ""), body).response()(scope, receive, send)
             return

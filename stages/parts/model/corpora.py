@@ -13,6 +13,7 @@ from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.store import sha256_of
 from stages.parts.base.workload import Workload
+from stages.parts.model.adapter import parse_source
 
 
 def text_path(text: str, kind: str) -> Path:
@@ -49,8 +50,9 @@ def own_files(workload: Workload, optimize: Optimize, serving: AskedServing) -> 
         "optimize.calibration.text": optimize.calibration.text,
     }
     paths |= {field: text for field, text in texts.items() if is_path(text)}
-    paths |= {f"serving.adapters.{name}": path for name, path in serving.adapters.items() if path.startswith("/")}
-    return {field: Path(path).expanduser() for field, path in paths.items() if path}
+    adapters = {name: parse_source(source)[0].directory for name, source in serving.adapters.items()}
+    named = paths | {f"serving.adapters.{name}": str(path) for name, path in adapters.items() if path}
+    return {field: Path(path).expanduser() for field, path in named.items() if path}
 
 
 def text_digest(text: str, kind: str) -> str:

@@ -284,7 +284,7 @@ def test_a_release_has_the_adapters_that_were_measured_and_others_make_another_r
     measured_with(store, first)
     decision = select(store, BALANCED, VARIANTS).decision
     assert decision.adapters == {"sql": first.digest}
-    assert "It is served with the LoRA adapters sql, as it was measured." in decision.notes
+    assert "The variants were measured, and the winner is served, with the LoRA adapters sql." in decision.notes
     folder = store.releases / decision.release / "adapters" / "sql"
     assert Acquired.read(folder / ACQUIRED) == first
     assert (folder / WEIGHTS).stat().st_ino == (store.adapter("sql") / WEIGHTS).stat().st_ino
