@@ -10,7 +10,14 @@ from concurrent.futures import Future
 from typing import Final
 
 from pipeline.settings.config import RunConfig
-from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
+from stages.parts.base.errors import (
+    AccessDenied,
+    HubUnavailable,
+    ModelNotFound,
+    SlipwayError,
+    UnknownName,
+    UnusableModel,
+)
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.adapter import check_adapters, parse_source
@@ -46,12 +53,12 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
 
 
 def refuse_adapters(config: RunConfig, described: Description, store: ModelStore | None = None) -> None:
-    """Refuse adapters that can't be served with the model, as ``check_adapters`` does. Those that can't be read now are
-    left to the run: on a cluster's volume, or while the Hub does not answer."""
-    adapters = config.serving.adapters
-    if config.platform.cluster:
+    """Refuse adapters that can't be served with the model, as ``check_adapters`` does. Those that can't be read here are
+    left to the run: on a cluster's volume or with its token, or while the Hub does not answer."""
+    adapters, elsewhere = config.serving.adapters, config.platform.cluster is not None
+    if elsewhere:
         adapters = {name: source for name, source in adapters.items() if not parse_source(source)[0].directory}
-    with contextlib.suppress(HubUnavailable):
+    with contextlib.suppress(HubUnavailable, *((AccessDenied, ModelNotFound) if elsewhere else ())):
         check_adapters(described, adapters, store)
 
 

@@ -2,9 +2,9 @@
 kernels, on how many GPUs, and with which longest context.
 
 A model that the installed vLLM has no class or no kernels for is refused, and so are LoRA adapters that it can't serve,
-or that were made for another base. A variant that can't be served is left out
-before it is made. With ``make_unservable`` in the settings it is made for
-another machine, but not measured. Settings that contradict each other, the model or the hardware are refused.
+or that were made for another base. A variant that can't be served is left out before it is made. With
+``make_unservable`` in the settings it is made for another machine, but not measured. Settings that contradict each
+other, the model or the hardware are refused.
 """
 
 from __future__ import annotations
