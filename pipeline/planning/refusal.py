@@ -53,8 +53,8 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
 
 
 def refuse_adapters(config: RunConfig, described: Description, store: ModelStore | None = None) -> None:
-    """Refuse adapters that can't be served with the model, as ``check_adapters`` does. What can't be read is left to the
-    run: on a cluster's volume or with its token, or while the Hub does not answer."""
+    """Refuse adapters that can't be served with the model, as ``check_adapters`` does. What can't be read is left to
+    the run: on a cluster's volume or with its token, or while the Hub does not answer."""
     adapters, elsewhere = config.serving.adapters, config.platform.cluster is not None
     if elsewhere:
         adapters = {name: source for name, source in adapters.items() if not parse_source(source)[0].directory}
