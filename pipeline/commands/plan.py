@@ -73,11 +73,13 @@ def plan(
     """
     from pipeline.planning import document
     from pipeline.planning.page import page
+    from pipeline.planning.refusal import refuse_adapters
     from stages.parts.machine.accelerators import catalogue
     from stages.parts.model.description import describe_model
 
     settings = options.load(workload=workload)
     gpus, described = catalogue(accelerators), describe_model(model, revision)
+    refuse_adapters(settings, described)
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(

@@ -174,7 +174,7 @@ def _table(rows: list[ReleaseSummary]) -> Any:
     for row in rows:
         table.add_row(
             str(row.number),
-            row.variant,
+            " + ".join((row.variant, *row.adapters)),
             row.digest[:12] if row.digest else "damaged",
             "–" if row.score is None else f"{row.score:.3f}",
             f"{row.made_at.astimezone():%Y-%m-%d %H:%M}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -9,10 +10,18 @@ from concurrent.futures import Future
 from typing import Final
 
 from pipeline.settings.config import RunConfig
-from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
+from stages.parts.base.errors import (
+    AccessDenied,
+    HubUnavailable,
+    ModelNotFound,
+    SlipwayError,
+    UnknownName,
+    UnusableModel,
+)
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
+from stages.parts.model.adapter import check_adapters, parse_source
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -32,7 +41,7 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
-        UnusableModel: the model can't be served, wherever it runs.
+        UnusableModel: the model, or an adapter, can't be served, wherever it runs.
         NotInstalled: it can't be served on this machine.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
@@ -40,6 +49,8 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
     required = requirements(config, store, described.commit if described else None)
     if described and not config.platform.cluster:
         refuse_without_torchvision(described)
+    if described:
+        refuse_adapters(config, described, store)
     if described and place:
         return decide(described, required, place)
     if described:
@@ -52,6 +63,16 @@ def requirements(config: RunConfig, store: ModelStore | None, commit: str | None
     reference, tasks = config.profile.reference_variant, config.workload.quality_tasks
     kept = store is None or are_kept(store, reference, commit, tasks)
     return Requirements(config.serving, config.workload, config.optimize, reference, answers_kept=kept)
+
+
+def refuse_adapters(config: RunConfig, described: Description, store: ModelStore | None = None) -> None:
+    """Refuse adapters that can't be served with the model, as ``check_adapters`` does. What can't be read is left to
+    the run: on a cluster's volume or with its token, or while the Hub does not answer."""
+    adapters, elsewhere = config.serving.adapters, config.platform.cluster is not None
+    if elsewhere:
+        adapters = {name: source for name, source in adapters.items() if not parse_source(source)[0].directory}
+    with contextlib.suppress(HubUnavailable, *((AccessDenied, ModelNotFound) if elsewhere else ())):
+        check_adapters(described, adapters, store)
 
 
 def place_of(config: RunConfig) -> Place | None:

@@ -78,7 +78,7 @@ class RunConfig(Settings):
             _refuse(
                 f"{field} names {path}, which pods on {self.platform.name} can't read: copy it to the store's volume "
                 f"and name it {STORE_MOUNT}/…, or run on one machine"
-                for field, path in own_files(self.workload, self.optimize).items()
+                for field, path in own_files(self.workload, self.optimize, self.serving).items()
                 if not path.is_relative_to(STORE_MOUNT)
             )
         return self

@@ -86,7 +86,10 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
     yield StageTemplate("resolve", stages.resolve, resolve, outputs=(COMMIT,), secrets=hub)
     commit = ("--commit", _input("commit"))
     yield StageTemplate(
-        *("acquire", stages.acquire, (*resolve, *commit)), inputs=("commit",), outputs=("digest",), secrets=hub
+        *("acquire", stages.acquire, (*resolve, *commit, *_flags("serving"))),
+        inputs=("commit",),
+        outputs=("digest",),
+        secrets=hub,
     )
     most: tuple[str, ...] = ()
     if platform.most_gpus is not None:

@@ -1,10 +1,14 @@
-"""acquire: ensure that base/ in the store contains a model at one commit, complete and verified."""
+"""acquire: ensure that base/ in the store contains a model at one commit, complete and verified, and adapters/ the LoRA
+adapters that are served with it."""
 
 from __future__ import annotations
 
+from stages.acquire.adapters import ensure_adapter
 from stages.acquire.ensure import ensure
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import parse_json
 from stages.parts.model.directory import LOCAL_COMMIT
 from stages.parts.model.hub import COMMIT
 from stages.parts.model.name import ModelName
@@ -22,7 +26,9 @@ def main() -> None:
         help="the revision from which the commit was resolved, for the record (default: main)",
     )
     parser.add_argument("--commit", required=True, help="the commit that python -m stages.resolve prints")
+    parser.add_argument("--serving", default="{}", help="JSON with adapters: AskedServing, by its defaults none")
     arguments = parser.parse_args()
+    serving = parse_json(AskedServing, arguments.serving, "--serving")
     model = ModelName.parse(arguments.model)
     store = model.store()
     if not (LOCAL_COMMIT if model.directory else COMMIT).fullmatch(arguments.commit):
@@ -32,6 +38,9 @@ def main() -> None:
         )
     with program.outcome(store, "acquire") as report:
         record = ensure(store, model, arguments.revision, arguments.commit, report)
+        for name, source in serving.adapters.items():
+            adapter = ensure_adapter(store, name, source)
+            report.reason += f"; adapters/{name} has {adapter.model} at {adapter.commit}"
         program.write_output("digest", record.digest)
         print(record.digest, flush=True)
 

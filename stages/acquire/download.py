@@ -33,14 +33,14 @@ SPARE_BYTES: Final = 64 << 20
 class HubSource:
     """A commit on the Hub. Correct files of *base*, of another commit or damaged, are used again.
 
-    ``sizes`` are in bytes, by path.
+    ``sizes`` are in bytes, by path; ``commit`` is what the revision means now.
     """
 
-    def __init__(self, model: str, commit: str, base: Path) -> None:
+    def __init__(self, model: str, revision: str, base: Path) -> None:
         record = Acquired.read_if_intact(base / ACQUIRED)
         self._old = {file.path: file for file in record.files if (base / file.path).is_file()} if record else {}
-        listing = hub.describe(model, commit)
-        self.origin, self._model, self._commit, self._base = hub.endpoint(), model, listing.commit, base
+        listing = hub.describe(model, revision)
+        self.origin, self._model, self.commit, self._base = hub.endpoint(), model, listing.commit, base
         self._files = {file.path: file for file in listing.files}
         self.sizes = {file.path: file.size_bytes for file in listing.files}
 
@@ -88,7 +88,7 @@ class HubSource:
                 if opened.tell() > file.size_bytes:
                     opened.truncate(0)
                 if opened.tell() < file.size_bytes:
-                    hub.download(self._model, self._commit, file.path, opened)
+                    hub.download(self._model, self.commit, file.path, opened)
             record = _verified(file, partial)
             with gate:
                 if record is not None:
@@ -109,7 +109,7 @@ class LocalSource:
     because the user may edit them in place."""
 
     def __init__(self, directory: Path) -> None:
-        self.origin, self._directory = f"local:{directory}", directory
+        self.origin, self.directory = f"local:{directory}", directory
         self.sizes = local_sizes(directory)
 
     def missing_bytes(self, paths: Sequence[str], into: Path) -> int:  # noqa: ARG002 — every file is copied again
@@ -125,7 +125,7 @@ class LocalSource:
 
         with TransferProgress("copying", len(paths), self.missing_bytes(paths, into), measure):
             for path in paths:
-                place(self._directory / path, into / path, link=False)
+                place(self.directory / path, into / path, link=False)
             return {path: File.of(into, path) for path in paths}
 
 

@@ -1,9 +1,10 @@
 """check: say how the variants will be served where evaluate will measure them: for which ones the installed vLLM has
 kernels, on how many GPUs, and with which longest context.
 
-A model that the installed vLLM has no class or no kernels for is refused. A variant that can't be served is left out
-before it is made. With ``make_unservable`` in the settings it is made for
-another machine, but not measured. Settings that contradict each other, the model or the hardware are refused.
+A model that the installed vLLM has no class or no kernels for is refused, and so are LoRA adapters that it can't serve,
+or that were made for another base. A variant that can't be served is left out before it is made. With
+``make_unservable`` in the settings it is made for another machine, but not measured. Settings that contradict each
+other, the model or the hardware are refused.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from stages.parts.base.workload import Workload
 from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus, hardware, total_memory_bytes
+from stages.parts.model.adapter import check_adapters
 from stages.parts.model.corpora import own_files
 from stages.parts.model.description import chat_files, describe_commit
 from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
 from stages.parts.vllm.kernels import experts_of, missing_kernels
+from stages.parts.vllm.lora import refuse_unserved
 from stages.parts.vllm.model_classes import refuse_unknown_class, refuse_without_torchvision
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.placement import check_replicas
@@ -54,12 +57,14 @@ def main() -> None:
     profile = parse_json(Profile, arguments.profile, "--profile")
     with program.outcome(store, "check") as report:
         check_gpus()
-        files = own_files(workload, optimize).items() if workload else ()
+        files = own_files(workload, optimize, serving).items() if workload else ()
         if absent := [f"{field}: there is no {path}" for field, path in files if not path.exists()]:
             raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
         refuse_without_torchvision(described)
         refuse_unknown_class(described)
+        if adapters := check_adapters(described, serving.adapters, store):
+            refuse_unserved(adapters, [str(name) for name in described.config["architectures"]])
         place = place_here(catalogue(), arguments.gpus, _bytes(arguments.memory))
         reference, tasks = profile.reference_variant, workload.quality_tasks if workload else ()
         kept = are_kept(store, reference, arguments.commit, tasks)
@@ -71,7 +76,7 @@ def main() -> None:
         check_parsers(*chosen_parsers(serving, chats))
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
-        unserved = missing_kernels(experts_of(described.config), serving.dtype)
+        unserved = missing_kernels(experts_of(described.config), serving.dtype, lora=bool(adapters))
         missing: dict[str, str] = {name: why for name, why in unserved.items() if name in optimize.variants}
         missing |= _too_large_to_load(optimize, decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
         if reference in missing and not decided.serving.reference:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scoring.profile import Profile
 from stages.evaluate.conditions import Conditions, conditions_of, read_variant
@@ -32,6 +33,7 @@ from stages.parts.base.store import NAME, ModelStore, exclusive
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
+from stages.parts.records.acquired import read_intact
 from stages.parts.records.evaluation import Evaluation, Refused
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -116,13 +118,14 @@ def ensure(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
 ) -> dict[str, Found]:
     """Bring the store to hold the result of each variant under these conditions, measuring only what it lacks. Raise
-    ConfigError if the workload cannot be measured."""
+    ConfigError if the workload cannot be measured, DamagedModel if an adapter can't be served."""
     conditions: dict[str, Conditions] = {}
     outcomes: dict[str, Found] = {}
+    adapters = {name: read_intact(store.adapter(name)).digest for name in serving.adapters}
     for name in names:
         try:
             variant, parsers = read_variant(store, name), parser_arguments(serving, store.optimized(name))
-            conditions[name] = conditions_of(variant, workload, serving, parsers)
+            conditions[name] = replace(conditions_of(variant, workload, serving, parsers), adapters=adapters)
         except DamagedModel as error:
             outcomes[name] = (error, False)
     if (reference := profile.reference_variant) and reference not in conditions and not serving.reference:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +22,11 @@ from stages.parts.vllm.placement import gpu_groups
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
-    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser"),
+    *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser", "adapters"),
     "reference",
 }
-"""Serving settings that have no effect on a figure, or only through ``Conditions.binding`` or the parsers they mean."""
+"""Serving settings that have no effect on a figure, or only through ``Conditions.binding``, or the parsers or adapters
+they mean."""
 ROUNDS: Final = 1
 """Rounds of load after each start. Once there were two: such measurements are not continued."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
@@ -42,10 +43,13 @@ class Conditions:
     hardware: Hardware
     binding: str
     """``stages.parts.vllm.arguments.core_binding``."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The digests of the LoRA adapters, by name."""
 
     @property
     def key(self) -> str:
-        fields = {name: value for name, value in vars(self).items() if name != "variant"}
+        left_out = {"variant"} if self.adapters else {"variant", "adapters"}  # earlier measurements stay valid
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
         fields |= {"variant_digest": self.variant.digest, "hardware": self.hardware.model_dump(mode="json")}
         return digest_of(fields)
 

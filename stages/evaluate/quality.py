@@ -10,7 +10,8 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -39,6 +40,8 @@ FIRST: Final = 2000
 """Items of our own tasks that are asked of every variant if the workload does not say how many."""
 SLICE: Final = 100
 """Items of each task in the first slice: enough to notice a variant that is broken."""
+OF_ADAPTER: Final = "@"
+"""Between a task's name and that of the adapter that was asked: these items count as a task of their own."""
 Part = tuple[int, int | None]
 """The number of the first item, and that of the one after the last, or None for all."""
 OFFLINE: Final = (
@@ -108,28 +111,26 @@ def run_tasks(
         MeasurementFailed: a task failed.
         ServerFailed: the server ended.
     """
-    with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
-        result = Path(work) / "quality.json"
-        items = parts or first_parts(workload)
+    items, report = parts or first_parts(workload), defaultdict[str, dict[str, Any]](dict)
+    by_adapter: dict[str, dict[str, Part]] = defaultdict(dict)
+    for name, part in items.items():
+        task, _, adapter = (name, "", "") if name in workload.quality_tasks else name.rpartition(OF_ADAPTER)
+        by_adapter[adapter][task] = part
+    for adapter, asked in by_adapter.items():
         request = {
             "url": server.url,
-            "model": server.name,
+            "model": adapter or server.name,
             "tokenizer": str(directory),
             "max_model_len": server.max_model_len(),
             "parses_calls": PARSES_CALLS in server.arguments,
-            "tasks": list(items),
+            "tasks": list(asked),
             "tasks_path": workload.tasks_path,
-            "parts": {task: list(part) for task, part in items.items()},
+            "parts": {task: list(part) for task, part in asked.items()},
             "concurrency": workload.quality_concurrency or CONCURRENCY[serves_on_gpu()],
             "include_defaults": include_defaults,
-            "result": str(result),
         }
-        if harness.call(server, request, log) != 0:
-            why = ServerLog(log).cause()
-            if any(name in why for name in OFFLINE):
-                raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
-            raise MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
-        report: dict[str, Any] = json.loads(result.read_text())
+        for field, entries in _asked(harness, server, request, log, adapter).items():
+            report[field] |= entries
     for task, why in report["left_out"].items():
         say(f"note: {task} is left out: {why}")
     if len(report["left_out"]) == len(items):
@@ -139,12 +140,32 @@ def run_tasks(
     return report
 
 
-def first_parts(workload: Workload, start: int = 0, stop: int | None = None) -> dict[str, Part]:
-    """Select the items that are asked of every variant, from *start* on and before *stop*."""
+def _asked(harness: Preloaded, server: Server, request: dict[str, Any], log: Path, adapter: str) -> dict[str, Any]:
+    """Return what the harness reports of a request, with an adapter's tasks under names of their own."""
+    with tempfile.TemporaryDirectory(prefix="slipway-quality-") as work:
+        result = Path(work) / "quality.json"
+        if harness.call(server, request | {"result": str(result)}, log) != 0:
+            why = ServerLog(log).cause()
+            if any(name in why for name in OFFLINE):
+                raise HubUnavailable(f"a quality task's data could not be downloaded: {why}", hint=f"see {log}")
+            raise MeasurementFailed(f"a quality task failed: {why}", hint=f"see {log}")
+        report: dict[str, Any] = json.loads(result.read_text())
+    ending = f"{OF_ADAPTER}{adapter}" if adapter else ""
+    groups = report["subtasks"].items()
+    report["subtasks"] = {group: [f"{task}{ending}" for task in tasks] for group, tasks in groups}
+    return {field: {f"{task}{ending}": entry for task, entry in tasks.items()} for field, tasks in report.items()}
+
+
+def first_parts(
+    workload: Workload, start: int = 0, stop: int | None = None, adapters: Iterable[str] = ()
+) -> dict[str, Part]:
+    """Select the items that are asked of every variant, and of it with each of the *adapters*, from *start* on and
+    before *stop*."""
     parts: dict[str, Part] = {}
     for task in workload.quality_tasks:
         limits = (stop, workload.quality_limit or (FIRST if task in OWN else None))
-        parts[task] = start, min(filter(None, limits), default=None)
+        for name in (task, *(f"{task}{OF_ADAPTER}{adapter}" for adapter in adapters)):
+            parts[name] = start, min(filter(None, limits), default=None)
     return parts
 
 

@@ -163,7 +163,8 @@ class Subject:
         log = session.logs / f"evaluate-{self.name}.vllm.log"
         unlimited = session.serving.model_copy(update={"max_queued_tokens": None})  # a refusal would not be measured
         served_name = f"{self.name}-{self.conditions.variant.digest[:12]}"
-        spec = ServerSpec(self.directory, served_name, unlimited, log, gpus=lane.gpus)
+        adapters = {name: session.store.adapter(name) for name in session.serving.adapters}
+        spec = ServerSpec(self.directory, served_name, unlimited, log, adapters=adapters, gpus=lane.gpus)
         server = self._running.enter_context(running(spec, session.cancelled))
         check_fits(session.workload, session.trace, server.max_model_len())
         facts = asdict(server.startup_log.facts())
@@ -213,7 +214,8 @@ class Subject:
         # The items of a group whose tasks count equally are weighted by the numbers that were asked.
         sliced = bool(data.quality) and all(item.weight == 1 for item in data.samples.items)
         start, stop = (SLICE, None) if sliced else (0, None if data.quality else SLICE)
-        scores = self._ask("quality", first_parts(self.session.workload, start, stop), joining=start > 0)
+        parts = first_parts(self.session.workload, start, stop, self.session.serving.adapters)
+        scores = self._ask("quality", parts, joining=start > 0)
         self.asked = bool(start) or stop is None or max((score.items for score in scores), default=0) < SLICE
         for score in data.quality if self.asked else ():
             say(f"quality of {self.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")

@@ -14,6 +14,7 @@ from stages.parts.base.errors import ServerFailed, TransientError
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
+from stages.parts.model.adapter import adapters_in
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
 from stages.parts.releases import release as releases
@@ -52,12 +53,14 @@ class Look:
 
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
-    """Tell whether *release*, asked at its own URL, completes a prompt; and a chat, if its own tokenizer or that of the
-    *stable* release has a chat template, with a tool to call if its server parses that, and a picture if it takes one.
+    """Tell whether *release* and each of its adapters, asked at its own URL, complete a prompt; and it a chat, if its
+    own tokenizer or that of the *stable* release has a chat template, with a tool to call if its server parses that,
+    and a picture if it takes one.
     Raises ServerFailed if it refuses chats."""
     url = target.url(release)
     try:
-        answer(url, store.model, api_key())
+        for name in (store.model, *adapters_in(store.releases / release)):
+            answer(url, name, api_key())
     except ServerFailed:
         return False
     chats = any(has_chat_template(store.releases / name) for name in (release, stable) if name)

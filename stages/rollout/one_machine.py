@@ -251,12 +251,13 @@ class OneMachine:
         return f"to apply the present ones: slipway serve {self._source}"
 
     def changed_settings(self, running: Endpoint) -> list[str]:
-        """Name the settings in which *running* differs from the present ones, for the release that it serves."""
+        """Name the settings in which *running* differs from the present ones, for the release that it serves, whose
+        adapters are its own."""
         present, former = (
             {**pinned(self._store, settings, running.release).model_dump(mode="json"), "the API key": protected}
             for settings, protected in ((self._asked, bool(api_key())), (settings_of(running), running.protected))
         )
-        return [name for name, value in present.items() if former[name] != value]
+        return [name for name, value in present.items() if former[name] != value and name != "adapters"]
 
     @contextlib.contextmanager
     def _wanted(self) -> Iterator[Wanted]:

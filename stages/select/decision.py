@@ -97,6 +97,7 @@ def decide(
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
+        adapters=winner.adapters,
         prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
         key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),

@@ -28,6 +28,7 @@ def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Pri
         *slower_machine(machine_speeds(evaluations)),
         *changed_speed(evaluations),
         *shared_machine(evaluations),
+        *with_adapters(evaluations),
         *capacity_limits(evaluations),
         *(without_cost(evaluations) if price else ()),
         *not_asked(evaluations),
@@ -60,6 +61,11 @@ def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iter
                     f"for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
                     "crosses the limit."
                 )
+
+
+def with_adapters(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    if names := sorted({name for evaluation in evaluations.values() for name in evaluation.adapters}):
+        yield f"The variants were measured, and the winner is served, with the LoRA adapters {', '.join(names)}."
 
 
 def different_hardware(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:

@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import sha256_of
-from stages.parts.records.acquired import files_digest
+from stages.parts.model.adapter import FOLDER, adapters_in
+from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Smaller
 from stages.parts.records.production import RULES
 from stages.parts.records.variant import VARIANT, Variant
@@ -156,6 +157,7 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
             )
         else:
             verification.compared.append(where)
+            check_adapters(stored, folder, verification)
             verification.findings += [
                 f"{where}/{file.path} was changed: sha256 {sha256[:12]}…, recorded {file.sha256[:12]}…"
                 for file in variant.files
@@ -166,6 +168,20 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
                     f"{where}/{VARIANT} belongs to another variant than the one that was measured: digest "
                     f"{digest[:12]}…, measured {evaluation.variant_digest[:12]}…"
                 )
+
+
+def check_adapters(stored: StoredDecision, release: Path, verification: Verification) -> None:
+    """Compare every file of a release's adapters with its digest, and these with those that were measured."""
+    measured = (_json(release / PUBLISHED[0]) or {}).get("adapters", {})
+    for name in sorted({*measured, *adapters_in(release)}):
+        folder = release / FOLDER / name
+        record = Acquired.read_if_intact(folder / ACQUIRED)
+        verification.compared.append(stored.shown(folder))
+        if record is None or not files_digest(record.files) == record.digest == measured.get(name):
+            verification.findings.append(f"{stored.shown(folder)} is not the adapter that was measured")
+        for file in record.files if record else ():
+            if _sha256(folder / file.path) != file.sha256:
+                verification.findings.append(f"{stored.shown(folder)}/{file.path} was changed")
 
 
 def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Verification) -> Evaluation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,8 @@ PINNED: Final = (
 """The serving settings in which *auto* becomes what a release was measured with."""
 Parser = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """auto, none, or a name that vLLM knows."""
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,62}$")]
+"""The name of a directory and, for clients, of a model."""
 
 
 class ReferenceServing(Settings):
@@ -55,6 +58,9 @@ class AskedServing(Settings):
     reading the weights from a slow volume; at least 900."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, passed unchanged."""
+    adapters: Mapping[AdapterName, str] = {}
+    """LoRA adapters that are measured, released and served with the model, under names of their own. Each is a
+    repository on the Hub (``org/name`` or ``org/name@revision``) or a directory. A release has its own."""
     max_queued_tokens: Positive | Literal["auto"] | None = "auto"
     """Prompt tokens that may wait at a server of production before further requests are answered 503. auto: as many as
     the release was measured to read within the workload's target for the first token, and at least its context; no

@@ -1,7 +1,7 @@
 """The store: one directory tree on a shared volume, and the functions that write to it.
 
     <store>/<org>--<name>/
-      base/  optimized/<variant>/  evaluations/<variant>.json
+      base/  adapters/<name>/  optimized/<variant>/  evaluations/<variant>.json
       releases/<number>-<variant>-<digest12>/   production -> releases/…   production_metrics.json
       runs/<id>/
 
@@ -178,6 +178,9 @@ class ModelStore:
     @property
     def base(self) -> Path:
         return self.path / "base"
+
+    def adapter(self, name: str) -> Path:
+        return self.path / "adapters" / name
 
     def optimized(self, variant: str) -> Path:
         return self.path / "optimized" / variant

@@ -31,6 +31,9 @@ class LoggedRequest(BaseModel):
     at: float
     """Seconds since 1970."""
     model: str = ""
+    """The endpoint's."""
+    answered: str | None = None
+    """What the answer says: the model, or a LoRA adapter."""
     client: str | None = None
     """None if nobody was let in."""
     release: str | None = None

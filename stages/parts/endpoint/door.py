@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import math
 import os
 import socket
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -32,6 +34,8 @@ from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Client
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""
+MODEL_HEADER: Final = "x-slipway-model"
+"""Tells Envoy to ask once more, at the path of this name, with the request's body, which names the model."""
 REMOVE_HEADER: Final = "x-envoy-auth-headers-to-remove"
 """Tells Envoy what not to forward: the key."""
 PRIORITY_HEADER: Final = "x-vllm-priority"
@@ -59,10 +63,13 @@ class DoorAnswer:
     wait_s: float = 0.0
     """After which a refused request may be tried again."""
     priority: int = 0
+    limited: bool = False
+    """Whether it depends on the model that the request names."""
 
     def response(self) -> Response:
         """Tell Envoy to let the request in, or the client why not: by an error as OpenAI's."""
         headers = {CLIENT_HEADER: self.client} if self.client else {}
+        headers |= {MODEL_HEADER: "asked"} if self.limited else {}
         if self.status == 200:
             # Whatever the client itself says of its priority: this replaces it.
             return Response(headers=headers | {PRIORITY_HEADER: str(self.priority), REMOVE_HEADER: "authorization"})
@@ -114,6 +121,8 @@ class Door:
 
     def __init__(self, root: Path, model: str, key: str) -> None:
         self.model = model
+        self.adapters: frozenset[str] = frozenset()
+        """Names under which LoRA adapters are served beside the model."""
         self._file, self._root = root / FILE, root
         self._default = unlimited(DEFAULT, key) if key else None
         self._seen: tuple[int, int] | None = None
@@ -132,7 +141,7 @@ class Door:
         if client is None:
             reason = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
             return DoorAnswer(401, message=reason)
-        if client.models and self.model not in client.models:
+        if client.models and not {self.model, *self.adapters}.intersection(client.models):
             return DoorAnswer(403, client.name, f"{client.name} may not ask {self.model}")
         use = self._use.setdefault(client.name, ClientUse())
         if refusal := _beyond(client, use, now):
@@ -141,7 +150,19 @@ class Door:
         if request not in self._ended:  # a client may be gone before it is let in
             use.at_once += 1
             self._under_way[request] = client.name
-        return DoorAnswer(200, client.name, priority=client.priority)
+        limited = bool(client.models and self.adapters)
+        return DoorAnswer(200, client.name, priority=client.priority, limited=limited)
+
+    def decide_model(self, name: str, body: bytes) -> DoorAnswer:
+        """Decide on the model that the request of a ``limited`` client names; without a name it is the endpoint's."""
+        models = next((client.models for client in self._by_hash.values() if client.name == name), ())
+        try:  # as vLLM reads it
+            model = (json.loads(body).get("model") or self.model) if body else None
+        except (ValueError, AttributeError):
+            model = "what is not a JSON object"
+        if model is None or model in models:
+            return DoorAnswer(200, name)
+        return DoorAnswer(403, name, f"{name} may not ask {model}")
 
     def note(self, request: LoggedRequest, now: float) -> None:
         """Count what the log says of a request that has ended."""
@@ -211,6 +232,10 @@ class _Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if scope["path"].startswith(f"/{MODEL_HEADER}/"):
+            body = await Request(scope, receive).body()
+            await self._door.decide_model(headers.get(CLIENT_HEADER, ""), body).response()(scope, receive, send)
+            return
         answer = await self._answer(headers.get("authorization", ""), headers.get("x-request-id", ""))
         await answer.response()(scope, receive, send)
 

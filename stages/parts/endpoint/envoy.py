@@ -25,7 +25,7 @@ import yaml
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.door import CLIENT_HEADER, PRIORITY_HEADER, Door, answering, short_path
+from stages.parts.endpoint.door import CLIENT_HEADER, MODEL_HEADER, PRIORITY_HEADER, Door, answering, short_path
 from stages.parts.endpoint.routing import HEALTH, OFFERED, Routing, names_of
 from stages.parts.endpoint.tls import SECRET_FILE, Tls
 from stages.parts.machine.process import Contained
@@ -62,6 +62,7 @@ SHARED: Final = {
     "door_socket": DOOR_SOCKET,
     "ejected_after": EJECTED_AFTER,
     "health": HEALTH,
+    "model_header": MODEL_HEADER,
     "names_of": names_of,
     "offered": OFFERED,
     "priority_header": PRIORITY_HEADER,

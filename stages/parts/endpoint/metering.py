@@ -75,7 +75,7 @@ def _note(store: ModelStore, response: httpx.Response) -> None:
         request = LoggedRequest(
             id=uuid.uuid4().hex,
             at=time.time(),
-            model=store.model,
+            model=json.loads(response.request.content)["model"],
             client=OWN,
             release={socket_of(server.url): server.release for server in servers if server.url}[socket],
             server=socket,

@@ -28,6 +28,7 @@ from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
+from stages.parts.model.adapter import adapters_in
 from stages.parts.releases.pinned import pinned
 from stages.parts.vllm.client import reachable
 from stages.parts.vllm.server import ServerSpec, reserved_port
@@ -91,6 +92,7 @@ class _Supervisor:
     def __init__(self, store: ModelStore, serving: AskedServing, policy: RestartPolicy, port: int) -> None:
         self._store, self._serving, self._policy, self._port = store, serving, policy, port
         self._tls = tls_of(serving)
+        self._door = Door(store.root, store.model, api_key())
         self._balance = Balance(serving.replicas, serving.affinity, serving.request_timeout_s)
         self._servers: dict[str, list[SupervisedServer]] = {}
         self._draining: dict[str, float] = {}
@@ -148,6 +150,8 @@ class _Supervisor:
     def _start(self, release: str, half: int) -> None:
         settings = pinned(self._store, self._serving, release)
         say(f"starting {release}{f' on {settings.replicas} servers' if settings.replicas > 1 else ''}")
+        adapters = adapters_in(self._store.releases / release)
+        self._door.adapters |= adapters.keys()
         self._servers[release] = []
         for replica in range(settings.replicas):
             spec = ServerSpec(
@@ -161,6 +165,7 @@ class _Supervisor:
                 log_requests=False,
                 half=half,
                 replica=replica,
+                adapters=adapters,
             )
             self._servers[release].append(SupervisedServer(spec, self._policy, self.changed))
 
@@ -181,7 +186,7 @@ class _Supervisor:
                 proxy = proxying(
                     (str(address), self._port),
                     wanted,
-                    Door(self._store.root, self._store.model, api_key()),
+                    self._door,
                     folder=self._store.path / SERVERS,
                     log=self._store.path / LOG,
                     tls=self._tls,

@@ -149,16 +149,16 @@ def sums(database: Database, since: datetime, by: Sequence[str], price: Endpoint
         groups[tuple(getattr(row, name) for name in by)].append(row)
     totals = []
     for group, members in groups.items():
-        cost = sum(rates[row.endpoint, row.model] * row.amount(price.shared_by) for row in members) if price else None
+        cost = sum(rates[row.endpoint or row.model] * row.amount(price.shared_by) for row in members) if price else None
         totals.append(_sum(dict(zip(by, group, strict=True)), members, cost))
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
-def _rates(rows: Iterable[Used], price: EndpointPrice) -> dict[tuple[str | None, str], float]:
-    """Compute for each endpoint what a token or a millisecond costs there."""
-    endpoints: dict[tuple[str | None, str], list[Used]] = defaultdict(list)
+def _rates(rows: Iterable[Used], price: EndpointPrice) -> dict[str, float]:
+    """Compute for each endpoint, or else model, what a token or a millisecond costs there."""
+    endpoints: dict[str, list[Used]] = defaultdict(list)
     for row in rows:
-        endpoints[row.endpoint, row.model].append(row)
+        endpoints[row.endpoint or row.model].append(row)
     rates, end = {}, price.until.timestamp()
     for endpoint, members in endpoints.items():
         hours = (end - min((row.at for row in members if row.at is not None), default=end)) / SECONDS_PER_HOUR
@@ -239,7 +239,8 @@ def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
         if isinstance(line, access_log.Reading):
             readings.append(line.model_dump() | {"endpoint": endpoint})
         elif line and line.path in OFFERED:
-            requests.append(line.model_dump() | {"client": line.client or NOBODY, "endpoint": endpoint})
+            named = {"client": line.client or NOBODY, "model": line.answered or line.model, "endpoint": endpoint}
+            requests.append(line.model_dump(exclude={"answered"}) | named)
     database.insert("requests", requests)
     database.insert("counted", readings)
 

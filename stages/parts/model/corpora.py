@@ -9,9 +9,11 @@ from pathlib import Path
 
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Optimize
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS
 from stages.parts.base.store import sha256_of
 from stages.parts.base.workload import Workload
+from stages.parts.model.adapter import parse_source
 
 
 def text_path(text: str, kind: str) -> Path:
@@ -40,7 +42,7 @@ def is_path(text: str) -> bool:
     return "/" in text or text.endswith((".txt", ".jsonl"))
 
 
-def own_files(workload: Workload, optimize: Optimize) -> dict[str, Path]:
+def own_files(workload: Workload, optimize: Optimize, serving: AskedServing) -> dict[str, Path]:
     """Return the files and folders of the user's own that the settings name, by the name of the setting."""
     paths = {"workload.trace": workload.trace, "workload.tasks_path": workload.tasks_path}
     texts = {
@@ -48,7 +50,9 @@ def own_files(workload: Workload, optimize: Optimize) -> dict[str, Path]:
         "optimize.calibration.text": optimize.calibration.text,
     }
     paths |= {field: text for field, text in texts.items() if is_path(text)}
-    return {field: Path(path).expanduser() for field, path in paths.items() if path}
+    adapters = {name: parse_source(source)[0].directory for name, source in serving.adapters.items()}
+    named = paths | {f"serving.adapters.{name}": str(path) for name, path in adapters.items() if path}
+    return {field: Path(path).expanduser() for field, path in named.items() if path}
 
 
 def text_digest(text: str, kind: str) -> str:

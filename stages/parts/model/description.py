@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,8 @@ from stages.parts.records.acquired import ACQUIRED, Acquired
 
 CHAT_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 """Where a chat template may be."""
+REQUESTS: Final = 16
+"""Headers that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,23 @@ def chat_files(store: ModelStore, described: Description) -> Iterator[Path]:
         yield Path(folder)
 
 
+def tensor_shapes(described: Description, base: Path | None = None) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of a model's tensors from the headers of its weight files: those in its directory or in *base*,
+    or on the Hub. Raises the errors of ``describe_model``."""
+    model, commit = described.model, described.commit
+    if commit is None:
+        directory = ModelName.parse(model).directory or base or Path(model)
+        files = weight_files(local_sizes(directory), directory)
+        return {name: tensor.shape for name, tensor in read_headers(directory / path for path in files).items()}
+    files = [SINGLE]
+    if SINGLE not in hub.describe(model, commit).paths:
+        index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
+        files = sorted(set(index.get("weight_map", {}).values()))
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        headers = pool.map(lambda path: hub.tensor_shapes(model, commit, path), files)
+        return {name: shape for header in headers for name, shape in header.items()}
+
+
 def describe_directory(directory: Path, source: str) -> Description:
     """Describe the model in a directory. Reads the headers of all weight files.
 
@@ -89,7 +110,8 @@ def _tensors(
     model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]
 ) -> tuple[int | None, frozenset[str]]:
     if SINGLE in paths:  # an index beside it is left over
-        return hub.read_tensors(model, commit, SINGLE)
+        shapes = hub.tensor_shapes(model, commit, SINGLE)
+        return sum(map(math.prod, shapes.values())), frozenset(shapes)
     index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
     metadata, names = (index.get(field) for field in ("metadata", "weight_map"))
     count = _count(metadata if isinstance(metadata, dict) else {}, config)

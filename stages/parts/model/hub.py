@@ -167,9 +167,8 @@ def dataset_file(file: DatasetFile) -> Path:
         ) from error
 
 
-def read_tensors(model: str, commit: str, path: str) -> tuple[int, frozenset[str]]:
-    """Read a safetensors file's count of parameters and names of tensors from its header: two requests for a range of
-    bytes.
+def tensor_shapes(model: str, commit: str, path: str) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the tensors in a safetensors file from its header: two requests for a range of bytes.
 
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
@@ -178,7 +177,7 @@ def read_tensors(model: str, commit: str, path: str) -> tuple[int, frozenset[str
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
             metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-    return sum(metadata.parameter_count.values()), frozenset(metadata.tensors)
+    return {name: tuple(tensor.shape) for name, tensor in metadata.tensors.items()}
 
 
 @contextlib.contextmanager

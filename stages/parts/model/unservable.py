@@ -52,7 +52,11 @@ class ModelKind:
 
 LAYOUTS: Final = (
     ModelKind("a diffusion model in Diffusers' layout", DIFFUSERS, ("model_index.json",)),
-    ModelKind("an adapter (LoRA), not a model", "merge it into its base model first", ("adapter_config.json",)),
+    ModelKind(
+        "an adapter (LoRA), not a model",
+        "name its base model, and the adapter in serving.adapters; or merge it into its base model",
+        ("adapter_config.json",),
+    ),
     ModelKind(
         "only GGUF, for llama.cpp",
         "name the model from which it was made (base_model on its card), or serve the file with llama.cpp",

@@ -1,4 +1,4 @@
-"""``base/acquired.json``: the files of the base model, and where they come from."""
+"""``acquired.json``: the files of the base model or of a LoRA adapter, and where they come from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
 
+from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
 from stages.parts.base.store import digest_of, sha256_of
 
@@ -27,7 +28,7 @@ class File(Record):
 
 
 class Acquired(Record):
-    """``base/acquired.json``."""
+    """``base/acquired.json``, or ``adapters/<name>/acquired.json``."""
 
     model: str
     source: str
@@ -37,12 +38,22 @@ class Acquired(Record):
     license: str | None
     """The identifier from the model card, similar to SPDX; None if the publisher names no license."""
     architecture: str
+    """Of an adapter, PEFT's type."""
     parameters: int
     """Count of weights over all tensors."""
     files: tuple[File, ...]
     digest: str
     """``files_digest(files)``: a part of the key of every variant."""
     acquired_at: datetime
+
+
+def read_intact(directory: Path) -> Acquired:
+    """Read the record of *directory*, whose files have the sizes that it says; DamagedModel if they do not."""
+    record = Acquired.read(directory / ACQUIRED)
+    wrong = difference(directory, record.files) if record else f"{ACQUIRED} is missing"
+    if record is None or wrong:
+        raise DamagedModel(f"{directory} is damaged: {wrong}", hint="run again: it is acquired anew")
+    return record
 
 
 def files_digest(files: tuple[File, ...]) -> str:

@@ -21,6 +21,7 @@ class TaskScore(Record):
     """One lm-eval task, measured through the server."""
 
     task: str
+    """``task@adapter`` if a LoRA adapter was asked instead of the model."""
     kind: Literal["accuracy", "perplexity"]
     value: float
     """accuracy: share of correct items, 0–1. perplexity: bits per byte of text."""
@@ -246,6 +247,8 @@ class Evaluation(Record):
     samples_sha256: str
     """The digest of the raw samples beside it, from which every figure can be computed again."""
     tool_versions: dict[str, str]
+    adapters: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """The digests of the LoRA adapters that were served too, by name; absent without any."""
     quality: tuple[TaskScore, ...]
     """Asked at one start of the server; in older records, the mean over all starts."""
     load: Load

@@ -203,6 +203,8 @@ class Production(Record):
     hardware: Hardware
     layout: FewerGpus | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent unless the winner fits on fewer GPUs and was measured there too."""
+    adapters: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """The digests of the LoRA adapters that were measured, and are served, with the winner; absent without any."""
     prompt_tokens_per_s: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """How fast the winner, as it is served, reads prompts under load (``stages.parts.samples.figures``). Absent in
     older decisions."""

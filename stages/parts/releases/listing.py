@@ -15,6 +15,7 @@ from typing import Any, Literal
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import (
@@ -50,6 +51,8 @@ class ReleaseSummary(Record):
     variant: str
     digest: str | None
     """The digest of the variant's files; None if its manifest is damaged."""
+    adapters: tuple[str, ...]
+    """The names of its LoRA adapters."""
     score: float | None
     """The variant's score when it was chosen."""
     outcome: str
@@ -166,6 +169,7 @@ def _release(
         name=name,
         variant=name.split("-", 1)[1].rpartition("-")[0],
         digest=variant.digest if variant else None,
+        adapters=tuple(adapters_in(folder)),
         score=scores.get(decision.get("winner")),
         outcome=headline(store, name),
         reason=str(decision.get("reason", "")),

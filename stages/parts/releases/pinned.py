@@ -50,6 +50,7 @@ class MeasuredWith(Record):
     layout: OnFewerGpus | None = None
     prompt_tokens_per_s: float | None = None
     workload: dict[str, Any] = Field(default={})
+    adapters: dict[str, str] = Field(default={})
 
     @property
     def read_in_time(self) -> float | None:
@@ -74,12 +75,14 @@ class MeasuredWith(Record):
 
 
 def alike(store: ModelStore, release: str, decision: Production) -> bool:
-    """Whether a release of the same variant is served on as many GPUs as *decision* says. A release never changes."""
+    """Whether a release of the same variant is served on as many GPUs and with the same adapters as *decision* says. A
+    release never changes."""
     try:
         measured = MeasuredWith.read(store.releases / release / METRICS) or MeasuredWith()
     except DamagedModel:
         return False
-    return measured.fewer_gpus == MeasuredWith.model_validate(decision.model_dump()).fewer_gpus
+    decided = MeasuredWith.model_validate(decision.model_dump())
+    return (measured.fewer_gpus, measured.adapters) == (decided.fewer_gpus, decided.adapters)
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:

@@ -1,6 +1,7 @@
 """Releases: what was published, which release clients get, and how that changes.
 
-    releases/<number>-<variant>-<digest12>/   immutable; variant.json, production_metrics.json and probes.json in it
+    releases/<number>-<variant>-<digest12>/   immutable; variant.json, production_metrics.json and probes.json in it,
+                                              and adapters/<name>/ of each LoRA adapter that is served with it
     production -> releases/…                  what clients get, or would get; production_metrics.json says why
     candidate  -> releases/…                  what select chose last, until a rollout promotes it or rolls it back;
                                               candidate_metrics.json says why, also afterwards
@@ -29,7 +30,8 @@ from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
-from stages.parts.records.acquired import difference
+from stages.parts.model.adapter import FOLDER
+from stages.parts.records.acquired import ACQUIRED, difference, read_intact
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
@@ -95,8 +97,15 @@ def make(store: ModelStore, decision: Production) -> Placement:
     if release.exists():
         return "hardlink"
     evaluation = Evaluation.read(store.evaluation(decision.winner))
+    adapters = {name: read_intact(store.adapter(name)) for name in decision.adapters}
+    if changed := [name for name, record in adapters.items() if record.digest != decision.adapters[name]]:
+        raise DamagedModel(f"the adapter {changed[0]} is not what was measured", hint="run again")
     with store.building(release) as work:
         placement = place_tree(variant_dir, work, [file.path for file in variant.files])
+        for name, record in adapters.items():
+            folder = work / FOLDER / name
+            place_tree(store.adapter(name), folder, [file.path for file in record.files])
+            record.write(folder / ACQUIRED)
         variant.write(work / VARIANT)
         decision.write(work / METRICS)
         write_json(work / PROBES, [probe.model_dump(mode="json") for probe in evaluation.probes] if evaluation else [])

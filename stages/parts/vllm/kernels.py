@@ -44,7 +44,7 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     return Experts(total, active or 1, hidden, width, activation if gated else f"{activation}_no_mul")
 
 
-def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict[str, str]:
+def missing_kernels(experts: Experts | None = None, dtype: str = "auto", *, lora: bool = False) -> dict[str, str]:
     """Ask vLLM which formats it can't serve here. Each has one sentence that says why.
 
     Its answer is kept for this version, hardware and formats.
@@ -52,18 +52,19 @@ def missing_kernels(experts: Experts | None = None, dtype: str = "auto") -> dict
     Args:
         experts: of a model that has them.
         dtype: the type in which vLLM computes on a processor.
+        lora: whether adapters are served with it.
     """
-    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype])}"
-    return asked_once(name, lambda: _missing(experts, dtype))
+    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype, *(['lora'] if lora else [])])}"
+    return asked_once(name, lambda: _missing(experts, dtype, lora))
 
 
-def _missing(experts: Experts | None, dtype: str) -> dict[str, str]:
+def _missing(experts: Experts | None, dtype: str, lora: bool) -> dict[str, str]:
     missing, on_gpu = {}, serves_on_gpu()
     reason = _missing_on_gpu if on_gpu else _missing_on_cpu
     for name, record in FORMATS.items():
         why = reason(record.kernel, record.storage.label) if record.kernel else None
         if experts:
-            why = why or _missing_for_experts(record, experts, dtype, on_gpu=on_gpu)
+            why = why or _missing_for_experts(record, experts, dtype, on_gpu=on_gpu, lora=lora)
         if why:
             missing[name] = why
     return missing
@@ -81,7 +82,7 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
-def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu: bool) -> str | None:
+def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu: bool, lora: bool) -> str | None:
     import torch
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
     from vllm.platforms import current_platform
@@ -105,11 +106,13 @@ def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu
             routing_method=RoutingMethodType.Renormalize,
             moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
             in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
+            is_lora_enabled=lora,
         )
         record.choose_for_experts(described)
         return None
     without_amx = not on_gpu and here and not here.amx and record.kernel and record.kernel.experts_amx
     unusual = "" if experts.activation == "silu" else f" with {experts.activation}"
+    unusual += " with LoRA adapters" if lora else ""
     where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width}{unusual} here"
     build = "vLLM" if on_gpu else "vLLM's CPU build"
     return f"{build} has no {record.storage.label} kernel for experts {where}"

@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,7 @@ from stages.parts.vllm.client import (
     reachable,
 )
 from stages.parts.vllm.gpu_room import check_room
+from stages.parts.vllm.lora import lora_arguments
 from stages.parts.vllm.server_log import CRASH, CRASHES, ServerLog, error_in, last_line, signal_in
 from stages.parts.vllm.watch import EngineWatch
 
@@ -90,6 +91,8 @@ class ServerSpec:
     """Which half of the machine's cores, 0 or 1; see ``core_binding``."""
     replica: int = 0
     """Which of ``settings.replicas``, from 0."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """The directories of the LoRA adapters that it serves, by the names that clients call them."""
     gpus: str = ""
     """Its ``CUDA_VISIBLE_DEVICES``; empty: those of this process."""
 
@@ -185,7 +188,8 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     started = time.monotonic()
     binding = core_binding(spec.settings, spec.half, spec.replica)
     # Before the settings' extra arguments, of which the last one holds.
-    arguments = [*(IN_ONE_PROCESS if binding == ONE_THREAD else ()), *engine_arguments(spec.settings, spec.directory)]
+    arguments = [*(IN_ONE_PROCESS if binding == ONE_THREAD else ()), *lora_arguments(spec.adapters)]
+    arguments += engine_arguments(spec.settings, spec.directory)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         with _address(spec, stack) as (address, url), spec.log.open("ab") as output:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from scoring.units import GIB, MIB
@@ -20,9 +21,11 @@ from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.routing import OFFERED
+from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
+from stages.parts.vllm.lora import lora_arguments
 from stages.parts.vllm.sizing import SERVER_BYTES, gpu_memory_bytes, shared_bytes
 from stages.rollout.kserve.settings import KServe
 
@@ -43,6 +46,8 @@ DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
 API_SECRET: Final = "slipway-api"  # noqa: S105
 API_SECRET_KEY: Final = "key"  # noqa: S105
+MOUNT: Final = Path("/mnt/models")
+"""Where KServe puts a release, as ``RUNTIME`` serves it."""
 PORT: Final = 8080
 USER: Final = 8737
 """The owner of the files in the store; see ``pipeline/workflow/pods.py``."""
@@ -283,4 +288,6 @@ def _arguments(endpoint: KServeEndpoint, release: str, port: int) -> list[str]:
     draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
     named = ["--fingerprint-mode", "custom", "--fingerprint-value", release]
-    return ["--served-model-name", endpoint.store.model, *address, *draining, *quiet, *named, *TELLS_TOKENS, *measured]
+    adapters = lora_arguments(adapters_in(endpoint.store.releases / release), MOUNT / FOLDER)
+    served = ["--served-model-name", endpoint.store.model, *adapters]
+    return [*served, *address, *draining, *quiet, *named, *TELLS_TOKENS, *measured]

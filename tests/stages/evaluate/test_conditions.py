@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,12 @@ def test_a_trace_is_known_by_its_content_and_not_by_where_it_lies(variant: Varia
     moved.unlink()
     with pytest.raises(ConfigError, match=r"moved.jsonl' is not a file"):
         conditions_of(variant, workload, Serving())
+
+
+def test_adapters_change_the_key_by_their_content_and_without_any_it_is_as_before(variant: Variant) -> None:
+    asked = Serving(adapters={"sql": "org/sql"})
+    without = conditions_of(variant, WORKLOAD, Serving())
+    assert conditions_of(variant, WORKLOAD, asked).key == without.key
+    first, second = (replace(without, adapters={"sql": digest}).key for digest in "ab")
+    assert len({first, second, without.key}) == 3
+    assert "adapters" not in without.serving

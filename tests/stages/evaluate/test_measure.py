@@ -23,6 +23,7 @@ from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.lines import AccuracyItem, read_samples
 from stages.parts.vllm.arguments import BINDING
+from tests.adapters import acquired
 from tests.extras import need
 from tests.samples import outcome, samples_path
 from tests.serving import (
@@ -423,3 +424,34 @@ def test_a_trace_is_asked_for_round_by_round_and_another_one_is_another_evaluati
     assert said.returncode == 2
     assert "line 1: not of the form" in said.stderr
     assert "start fp16" not in done(store)
+
+
+def test_each_adapter_is_asked_the_quality_tasks_as_tasks_of_its_own(store: ModelStore) -> None:
+    for name in ("fp16", "b"):
+        stand_in_variant(store, name)
+    digest = acquired(store, "sql-1").digest
+    said = evaluate(store, serving={"adapters": {"sql-1": "org/sql-1"}})
+    assert said.returncode == 0, said.stderr
+    with_adapter = evaluation(store, "b")
+    assert with_adapter.adapters == {"sql-1": digest}
+    assert [(score.task, score.items) for score in with_adapter.quality] == [
+        ("questions", 1000),
+        ("questions@sql-1", 1000),
+    ]
+    items = read_samples(samples_path(store, "b"), with_adapter).items
+    assert {item.task for item in items} == {"questions", "questions@sql-1"}
+    assert done(store, "quality").count("quality sql 0-99") == 2
+    module = f'{{"name": "sql-1", "path": "{store.adapter("sql-1")}"}}'
+    served = f"--enable-lora --max-loras 1 --max-lora-rank 8 --lora-modules {module} "
+    assert served in " ".join(with_adapter.engine.arguments)
+    # Of another adapter of that name, nothing that was measured holds.
+    acquired(store, "sql-1", lora_alpha=99)
+    assert evaluate(store, serving={"adapters": {"sql-1": "org/sql-1"}}).returncode == 0
+    assert evaluation(store, "b").key != with_adapter.key
+
+
+def test_an_adapter_that_was_not_acquired_is_named(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    said = evaluate(store, "fp16", serving={"adapters": {"sql": "org/sql"}})
+    assert said.returncode == 14
+    assert "adapters/sql is damaged: acquired.json is missing" in said.stderr

@@ -70,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked.get("model") in self.server.behaviour.get("refuses_models", ()):
+            return self.reply(404, b"{}")
         tokens = asked.get("max_tokens", 1)
         with self.server.lock:
             self.server.asked += 1

@@ -82,6 +82,19 @@ def test_a_release_that_answers_chats_is_promoted(stage: Stage) -> None:
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
 
 
+def test_a_release_whose_server_refuses_one_of_its_adapters_is_not_ready(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT, refuses_models=["sql"])
+    for name in ("sql", "support"):
+        (stage.store.releases / NEXT / "adapters" / name).mkdir(parents=True)
+    settings = SETTINGS.model_copy(update={"ready_timeout_s": 2.0})
+    with pytest.raises(RolledBack, match="it did not answer a completion within 2 s"):
+        roll_out(stage.store, stage.target, NEXT, settings)
+    assert stage.target.split() == Split(stable=GOOD)
+    (stage.store.releases / NEXT / "adapters" / "sql").rmdir()
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+
+
 @contextmanager
 def chatting(stage: Stage, *names: str) -> Iterator[None]:
     """Clients that chat with each of these releases, as soon as it gets traffic."""

@@ -19,6 +19,7 @@ from stages.parts.samples.lines import read_samples
 from stages.report.collect import collect
 from stages.select.selection import select
 from stages.select.verify import Verification, check_evaluation, verify
+from tests.adapters import acquired
 from tests.samples import evaluation, measured_store, outcome, variant
 
 RUN = "20260102-030405-6a1b"
@@ -265,3 +266,24 @@ def test_a_capacity_that_follows_by_an_earlier_rule_is_noted_and_not_recomputed(
 def test_a_run_without_a_decision_cannot_be_verified(tmp_path):
     with pytest.raises(MissingRun, match="has no measurements"):
         verify(tmp_path / "org--name" / "runs" / RUN)
+
+
+def test_the_adapters_of_a_release_are_verified_by_their_files(store: ModelStore) -> None:
+    adapter = acquired(store, "sql")
+    for name in VARIANTS:
+        record = Evaluation.read(store.evaluation(name))
+        assert record
+        record.model_copy(update={"adapters": {"sql": adapter.digest}}).write(store.evaluation(name))
+    decision = select(store, Profile(name="balanced"), VARIANTS, price=Price(per_hour=2.0)).decision
+    collect(store, RUN, "Succeeded").write(store.run(RUN) / "report.json")
+    verified = verify(store.run(RUN))
+    where = f"releases/{decision.release}/adapters/sql"
+    assert verified.findings == []
+    assert where in verified.compared
+    weights = store.releases / decision.release / "adapters" / "sql" / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-1] + b"x")
+    assert found(store) == [f"{where}/adapter_model.safetensors was changed"]
+    shutil.rmtree(weights.parent)
+    assert found(store) == [f"{where} is not the adapter that was measured"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
@@ -31,17 +32,20 @@ from stages.parts.endpoint.clients import (
     remove,
     rotate,
 )
+from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.door import Door, LastMinute
 from stages.parts.endpoint.endpoint import Wanted
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.tls import Tls
+from stages.parts.endpoint.usage import sums, take_in
 from stages.parts.vllm.client import credentials, http
 from stages.parts.vllm.server import reserved_port
 from tests.serving import wait_until
 
 MODEL = "org/name"
 KEY = "the operator's key"
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 USED = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
@@ -64,9 +68,14 @@ class Completions(BaseHTTPRequestHandler):
             return self.reply('{"error": {"message": "too many are waiting"}}', "application/json", 503)
         if not asked.get("stream"):
             choice = {"index": 0, "text": "!", "finish_reason": "stop"}
-            return self.reply(json.dumps({"id": "1", "choices": [choice], "usage": USED}), "application/json")
+            answer = {"id": "1", "model": asked.get("model", MODEL), "choices": [choice], "usage": USED}
+            return self.reply(json.dumps(answer), "application/json")
         events = [
-            {"choices": [{"index": 0, "text": "!"}], "usage": USED | {"completion_tokens": n, "total_tokens": 7 + n}}
+            {
+                "model": asked.get("model", MODEL),
+                "choices": [{"index": 0, "text": "!"}],
+                "usage": USED | {"completion_tokens": n, "total_tokens": 7 + n},
+            }
             for n in (1, 2, 3)
         ]
         lines = [*map(json.dumps, events), "[DONE]"]
@@ -123,10 +132,11 @@ class Front:
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, key: str = "", tls: Tls | None = None) -> Iterator[Front]:
+def serving(tmp_path: Path, key: str = "", tls: Tls | None = None, adapters: Iterable[str] = ()) -> Iterator[Front]:
     backend = Backend("r1", str(tmp_path / "vllm.sock"))
     asked = routing(["r1"], {"r1": [backend]}, Wanted(stable="r1"))
     door = Door(tmp_path, MODEL, key)
+    door.adapters |= set(adapters)
     with Upstream(backend.socket) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
         with (
@@ -223,6 +233,53 @@ def test_a_client_may_ask_only_the_models_that_it_was_given(front: Front) -> Non
     answered = {models: front.ask(key) for models, key in keys.items()}
     assert {models: each.status_code for models, each in answered.items()} == {(MODEL,): 200, ("b",): 403, (): 200}
     assert error_of(answered["b",])["code"] == "model_not_allowed"
+
+
+def test_a_client_of_some_models_has_to_be_given_adapters_by_name(tmp_path: Path) -> None:
+    with serving(tmp_path, adapters=["support", "sql"]) as front:
+        everything, base, support = (
+            front.add(name, models=models)
+            for name, models in (("all", ()), ("base", (MODEL,)), ("support", ("support",)))
+        )
+        elsewhere = front.add("elsewhere", models=("org/other",))
+
+        def asked(key: str, **body: Any) -> int:
+            return front.ask(key, **body).status_code
+
+        assert [asked(everything, model=model) for model in (MODEL, "support", "sql")] == [200, 200, 200]
+        assert [asked(base, model=model) for model in (MODEL, "support", "sql")] == [200, 403, 403]
+        assert [asked(support, model=model) for model in (MODEL, "support", "sql")] == [403, 200, 403]
+        assert [asked(elsewhere, model=model) for model in (MODEL, "support", "sql")] == [403, 403, 403]
+        # Without a name, vLLM takes the model itself.
+        assert [front.post({"prompt": "x"}, credentials(key)).status_code for key in (base, support)] == [200, 403]
+        refusal = front.ask(support, model="sql").json()["error"]
+        assert (refusal["message"], refusal["code"]) == ("support may not ask sql", "model_not_allowed")
+        listed = http().get(f"{front.url}/v1/models", headers=credentials(support))
+        assert listed.status_code == 200
+        assert all("authorization" not in {name.lower() for name in headers} for headers in front.upstream.asked)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model": "support", "model": "sql", "prompt": "x"}', b'{"model": "sql", "x": NaN}', b"[]", b"{"]
+)
+def test_no_spelling_of_a_request_leads_to_another_adapter(tmp_path: Path, body: bytes) -> None:
+    with serving(tmp_path, adapters=["support", "sql"]) as front:
+        key = front.add("support", models=("support",))
+        headers = credentials(key) | {"Content-Type": "application/json"}
+        assert http().post(f"{front.url}/v1/completions", content=body, headers=headers).status_code == 403
+        assert not front.upstream.asked
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_adapters_answer_is_used_under_their_own_names(tmp_path: Path, stream: bool) -> None:
+    with serving(tmp_path, adapters=["support"]) as front:
+        for model in (MODEL, "support"):
+            assert front.ask(model=model, stream=stream).is_success
+        front.logged(2)
+        with opened(tmp_path) as database:
+            take_in(database, front.files)
+            used = {total.group["model"]: total.prompt_tokens for total in sums(database, LONG_AGO, ["model"])}
+        assert used == {MODEL: 7, "support": 7}
 
 
 def test_requests_beyond_the_minute_s_are_refused_until_there_is_room(front: Front) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from scoring.criteria import Weights
 from scoring.profile import Profile
-from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, DamagedModel, UnknownName
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, swap_link
 from stages.parts.endpoint.endpoint import supervising
+from stages.parts.model.adapter import CONFIG, WEIGHTS
+from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.releases.listing import catalogue, prune, summarized_moves
@@ -34,6 +36,7 @@ from stages.parts.releases.release import (
 from stages.parts.releases.split import Split
 from stages.rollout.resume import begin
 from stages.select.selection import select
+from tests.adapters import acquired
 from tests.samples import MODEL, measured_store
 from tests.stages.rollout.release_server import probes as recorded_probes
 
@@ -263,3 +266,46 @@ def _endpoint(release: str) -> str:
             "started_at": "2026-01-02T03:04:05Z",
         }
     )
+
+
+def measured_with(store: ModelStore, *adapters: Acquired) -> None:
+    """As if all variants had been measured with these adapters."""
+    for name in VARIANTS:
+        evaluation = Evaluation.read(store.evaluation(name))
+        assert evaluation
+        digests = {adapter.model.removeprefix("org/"): adapter.digest for adapter in adapters}
+        evaluation.model_copy(update={"adapters": digests}).write(store.evaluation(name))
+
+
+def test_a_release_has_the_adapters_that_were_measured_and_others_make_another_release(store: ModelStore) -> None:
+    plain = select(store, BALANCED, VARIANTS).decision
+    assert "adapters" not in plain.model_dump()
+    first = acquired(store, "sql")
+    measured_with(store, first)
+    decision = select(store, BALANCED, VARIANTS).decision
+    assert decision.adapters == {"sql": first.digest}
+    assert "The variants were measured, and the winner is served, with the LoRA adapters sql." in decision.notes
+    folder = store.releases / decision.release / "adapters" / "sql"
+    assert Acquired.read(folder / ACQUIRED) == first
+    assert (folder / WEIGHTS).stat().st_ino == (store.adapter("sql") / WEIGHTS).stat().st_ino
+    assert select(store, BALANCED, VARIANTS).decision.release == decision.release
+    # Another adapter of the same name: the former release keeps its own.
+    second = acquired(store, "sql", lora_alpha=99)
+    measured_with(store, second)
+    other = select(store, BALANCED, VARIANTS).decision
+    names = [plain.release, decision.release, other.release]
+    assert [name[:9] for name in names] == ["0001-awq-", "0002-awq-", "0003-awq-"]
+    assert len({name[9:] for name in names}) == 1, "the weights are the same"
+    assert [row.adapters for row in catalogue(store)] == [("sql",), ("sql",), ()]
+    assert Acquired.read(folder / ACQUIRED) == first
+    assert json.loads((folder / CONFIG).read_bytes())["lora_alpha"] == 16
+    promote(store, decision.release)
+    assert current_release(store) == decision.release
+
+
+def test_an_adapter_that_changed_after_it_was_measured_is_not_released(store: ModelStore) -> None:
+    measured_with(store, acquired(store, "sql"))
+    acquired(store, "sql", lora_alpha=99)
+    with pytest.raises(DamagedModel, match="the adapter sql is not what was measured"):
+        select(store, BALANCED, VARIANTS)
+    assert current_release(store) is None

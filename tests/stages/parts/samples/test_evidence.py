@@ -133,6 +133,17 @@ def test_before_any_load_a_variant_is_judged_by_its_losses_its_divergence_and_it
     assert found["large"].reasons == ("memory_gib 3 is above the maximum of 1",)
 
 
+def test_a_variant_that_loses_with_an_adapter_alone_fails() -> None:
+    def asked(right: int) -> Samples:
+        with_adapter = (item.model_copy(update={"task": "arc@sql"}) for item in samples(right=right).items)
+        base = samples()
+        return replace(base, items=(*base.items, *with_adapter))
+
+    found = gates_of({"fp16": measured(asked(1600)), "int8": measured(asked(1500))}, CRITERIA, Constraints())
+    assert found["int8"].verdict == "fail"
+    assert found["int8"].reasons == ("loses 6.3% of arc@sql (at least 5.2%), more than the 3% that may be lost",)
+
+
 def test_after_the_load_constraints_on_speed_hold_too() -> None:
     limits = Constraints.model_validate({"ttft_p95_ms": {"max": 100}})
     given = {"fp16": measured(samples()), "slow": measured(samples(), load={"ttft_p95_ms": 120.0})}

@@ -32,6 +32,7 @@ from stages.rollout.kserve.route import service_name
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.standard import canary, predictor
 from stages.select.selection import select
+from tests.adapters import untrained, write
 from tests.samples import engine, measured_store
 from tests.serving import REPOSITORY
 
@@ -76,6 +77,19 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
         },
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "3700"},
     ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_release_s_adapters_are_served_from_where_kserve_mounts_it(tmp_path: Path, mode: Any) -> None:
+    at = endpoint(tmp_path)
+    write(at.store.releases / SECOND / "adapters" / "sql", untrained(), r=20)
+    arguments = service(at, SECOND, mode)["spec"]["predictor"]["model"]["args"]
+    begin = arguments.index("--enable-lora")
+    module = '{"name": "sql", "path": "/mnt/models/adapters/sql"}'
+    expected = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", "32", "--lora-modules", module]
+    assert arguments[begin : begin + len(expected)] == expected
+    assert runtime()["spec"]["containers"][0]["command"][-1] == "/mnt/models"
+    assert "--enable-lora" not in service(at, FIRST, mode)["spec"]["predictor"]["model"]["args"]
 
 
 def test_a_pod_is_told_how_many_tokens_may_wait(tmp_path: Path) -> None:
