@@ -13,12 +13,14 @@ import typer
 from pipeline.commands.options import (
     STORE,
     AnyModelArgument,
+    CandidatesOption,
     Commands,
     ConfigOptions,
     ProfileOption,
     RevisionOption,
     StoreOption,
     WorkloadOption,
+    candidates_set,
 )
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import UnknownName
@@ -60,6 +62,7 @@ def plan(
     accelerators: AcceleratorsOption = None,
     every: AllOption = False,
     workload: WorkloadOption = None,
+    candidates: CandidatesOption = None,
     *,
     options: ConfigOptions,
     store: StoreOption = STORE,
@@ -73,15 +76,26 @@ def plan(
     from pipeline.planning import document
     from pipeline.planning.page import page
     from stages.parts.machine.accelerators import catalogue
+    from stages.parts.model.candidates import compare, with_candidates
     from stages.parts.model.description import describe_model
+    from stages.parts.model.name import ModelName
     from stages.parts.vllm.prediction import calibrations
 
-    settings = options.load(workload=workload)
+    settings = options.load(workload=workload, assignments=candidates_set(candidates))
     gpus, described = catalogue(accelerators), describe_model(model, revision)
+    described = with_candidates(described, settings.optimize.candidates, ModelName.parse(model).id)
+    for candidate in described.candidates.values():
+        compare(described, candidate)
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(
-        described, settings, priced, context=length, peak=peak, targets=targets, calibrations=calibrations(store, gpus)
+        described,
+        settings,
+        priced,
+        context=length,
+        peak=peak,
+        targets=targets,
+        calibrations=calibrations(store, gpus),
     )
     return Printout(answer.model_dump(mode="json"), page(answer, every=every))
 

@@ -6,39 +6,48 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
+from stages.parts.model.candidates import compare, with_candidates
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here, refuse_contradictions
+
+Answer = TypeVar("Answer")
 
 PATIENCE_S: Final = 10.0
 """Without an answer by then, a run is submitted without this check, and checks itself."""
 
 
 def decide_before(config: RunConfig, name: ModelName, revision: str, store: ModelStore | None = None) -> Decided | None:
-    """Decide what *auto* will mean in a run, or return None if that is known only during it.
+    """Decide what *auto* will mean in a run, or return None if that is known only during it. Name what is left out.
 
     Args:
         store: where the model may lie already, on one machine.
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
-        UnusableModel: the model can't be served, wherever it runs.
+        UnusableModel: the model can't be served, wherever it runs; or a candidate is another model.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
     required = Requirements(config.serving, config.workload, config.optimize)
     place, described = _place(config), _described(name, revision, store)
-    if described and place:
-        return decide(described, required, place)
-    if described:
+    if described is None:
+        return None
+    described = _with_candidates(described, config, name)
+    if place is None:
         refuse_contradictions(described, required)
-    return None
+        return None
+    decided = decide(described, required, place)
+    for variant, why in decided.left_out.items():
+        sys.stderr.write(f"note: without {variant}: {why}\n")
+    return decided
 
 
 def _place(config: RunConfig) -> Place | None:
@@ -56,9 +65,9 @@ def _place(config: RunConfig) -> Place | None:
     return Place(cluster.accelerator, accelerators[cluster.accelerator], most)
 
 
-def _in_time(ask: Callable[[], Description]) -> Description:
+def _in_time(ask: Callable[[], Answer]) -> Answer:
     """Return what *ask* returns, or raise what it raises, or HubUnavailable if it takes too long."""
-    answer: Future[Description] = Future()
+    answer: Future[Answer] = Future()
 
     def wait() -> None:
         try:
@@ -71,6 +80,24 @@ def _in_time(ask: Callable[[], Description]) -> Description:
         return answer.result(PATIENCE_S)
     except TimeoutError:
         raise HubUnavailable(f"the Hub has not answered within {PATIENCE_S:g} s") from None
+
+
+def _with_candidates(described: Description, config: RunConfig, name: ModelName) -> Description:
+    """Compare the candidates with the model, and describe those that can be had now: of others, the run says why.
+
+    Raises: UnusableModel.
+    """
+    try:
+        beside = _in_time(lambda: with_candidates(described, config.optimize.candidates, name.id))
+        for candidate in beside.candidates.values():
+            if note := _in_time(partial(compare, described, candidate)):
+                sys.stderr.write(f"note: candidate {candidate.model}: {note}\n")
+    except UnusableModel:
+        raise
+    except SlipwayError as error:
+        sys.stderr.write(f"note: the run itself will check the candidates: {error}\n")
+        return described
+    return beside
 
 
 def _described(name: ModelName, revision: str, store: ModelStore | None) -> Description | None:

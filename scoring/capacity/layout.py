@@ -1,6 +1,6 @@
 """How many GPUs a server gets and how long its context may be, where the settings leave that open.
 
-fp16 decides, because it is the largest variant and the reference: the others are served with the same figures.
+The reference decides: the others are served with the same figures. It is the largest, unless a candidate is larger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Layout:
-    """One server of fp16. It fits if there are no *reasons* against it."""
+    """One server of the reference. It fits if there are no *reasons* against it."""
 
     tensor_parallel_size: int
     context: int
@@ -49,7 +49,7 @@ class Layout:
     """Whether it still fits if more memory is taken than was estimated."""
 
 
-def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
+def contradictions(model: Architecture, demand: Demand, storage: Storage = SIXTEEN_BIT) -> Iterator[str]:
     """Name the settings that no hardware can meet."""
     longest, context = model.longest_context, demand.context
     if context and context > longest:
@@ -59,15 +59,20 @@ def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
         limit = f"max_model_len is {context:,}" if short else f"the model was made for {longest:,}"
         yield f"the workload's requests have up to {demand.longest_request:,} tokens, and {limit}"
     if size := demand.tensor_parallel_size:
-        for why in undivided(model, SIXTEEN_BIT, Parallelism(size)):
+        for why in undivided(model, storage, Parallelism(size)):
             yield f"tensor_parallel_size {size}: {why}"
 
 
 def choose_layout(
-    model: Architecture, accelerator: Accelerator, gpus: int, settings: MemorySettings, demand: Demand
+    model: Architecture,
+    accelerator: Accelerator,
+    gpus: int,
+    settings: MemorySettings,
+    demand: Demand,
+    storage: Storage = SIXTEEN_BIT,
 ) -> Layout:
-    """Choose the fewest GPUs, at most *gpus*, on which fp16 fits with room for the workload in flight, and the longest
-    context; that of *settings* is not read.
+    """Choose the fewest GPUs, at most *gpus*, on which the reference fits with room for the workload in flight, and the
+    longest context; that of *settings* is not read.
 
     If nothing fits, it is what was tried last, with the reasons. If no number of GPUs has room for all requests in
     flight, it is the largest that fits: the others wait.
@@ -76,7 +81,7 @@ def choose_layout(
     settings = replace(settings, context=least)
 
     def layout_on(size: int) -> Layout:
-        fitted = fit(model, SIXTEEN_BIT, accelerator, Parallelism(size), settings)
+        fitted = fit(model, storage, accelerator, Parallelism(size), settings)
         if fitted.reasons or fitted.cache is None:
             return Layout(size, least, 0, fitted.reasons)
         spare = _spare(fitted, settings)

@@ -14,11 +14,10 @@ import sys
 from dataclasses import replace
 from typing import Final
 
-from scoring.names import REFERENCE
 from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError, UnusableModel
-from stages.parts.base.formats import quantized_formats
+from stages.parts.base.formats import quantized_formats, why_not_from
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
@@ -27,15 +26,18 @@ from stages.parts.base.store import canonical_json
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
+from stages.parts.model.candidates import Candidate, Candidates, compare, names_of, split, with_candidates
 from stages.parts.model.corpora import own_files
-from stages.parts.model.description import chat_files, describe_commit
+from stages.parts.model.description import describe_commit, small_files_of
 from stages.parts.model.name import ModelName
-from stages.parts.vllm.automatic import Requirements, decide, place_here
-from stages.parts.vllm.kernels import experts_of, missing_kernels
+from stages.parts.model.published import published_as
+from stages.parts.vllm.automatic import NO_KERNEL, Requirements, decide, place_here
+from stages.parts.vllm.kernels import experts_of, missing_for_published, missing_kernels
 from stages.parts.vllm.model_classes import refuse_unknown_class
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.placement import check_replicas
 
+FROM_16_BIT: Final = "name the model from which that was made, in 16 or 32 bit"
 HINT: Final = (
     "run where vLLM can serve it, or leave the variant out of optimize.variants; with "
     "--set optimize.make_unservable=true it is made all the same, for another machine"
@@ -56,30 +58,49 @@ def main() -> None:
         described = describe_commit(store, arguments.model, arguments.commit)
         refuse_unknown_class(described)
         place = place_here(catalogue(), arguments.gpus)
+        described = with_candidates(described, optimize.candidates, store.model)
+        differences = {name: compare(described, candidate) for name, candidate in described.candidates.items()}
         decided = decide(described, Requirements(serving, workload, optimize), place)
         check_replicas(decided.serving)
-        with chat_files(store, described) as directory:
+        with small_files_of(described) as directory:
             chats = replace(chat_model(directory), tokenizer=None)
         check_parsers(*chosen_parsers(serving, chats))
-        for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
+        others = [f"{name}: {why}" for name, why in differences.items() if why]
+        for note in (*decided.notes, *others, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
-        unserved = missing_kernels(experts_of(described.config), serving.dtype)
-        if REFERENCE in unserved:
-            raise UnusableModel(
-                unserved[REFERENCE], hint="run where vLLM has one, such as on a GPU, or name another model"
-            )
-        missing: dict[str, str] = {name: why for name, why in unserved.items() if name in optimize.variants}
+        unserved = {} if described.published else missing_kernels(experts_of(described.config), serving.dtype)
+        for name, model in described.all.items():
+            if model.published and name in decided.variants:
+                unserved[name] = missing_for_published(model.published, model.config, serving.dtype)
+        missing: dict[str, str] = {name: why for name in decided.variants if (why := unserved.get(name))}
+        if described.format in missing:
+            raise UnusableModel(missing[described.format], hint=NO_KERNEL)
         missing |= decided.left_out
-        served = [name for name in optimize.variants if name not in missing]
+        served = [name for name in decided.variants if name not in missing]
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len
         length = f", with {context:,} tokens of context" if context else ""
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
-            report.left_out(why, hint=HINT)
+            report.left_out(why, hint=FROM_16_BIT if why_not_from(described.format, name) else HINT)
     to_make = optimize.variants if optimize.make_unservable else served
     for quantized in quantized_formats():
-        program.write_output(quantized, str(quantized in to_make).lower())
+        made = quantized in to_make and quantized != described.format and not why_not_from(described.format, quantized)
+        program.write_output(quantized, str(made).lower())
+    fetched = [
+        Candidate(
+            name=name,
+            source=split(text)[0],
+            revision=split(text)[1],
+            commit=str(described.candidates[name].commit),
+            stored=published_as(described.candidates[name].config),
+            note=differences[name],
+        )
+        for name, text in names_of(optimize.candidates, store.model, described.format).items()
+        if name in served
+    ]
+    program.write_output("candidates", canonical_json(Candidates(tuple(fetched))))
+    program.write_output("with-candidates", str(bool(fetched)).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     # What evaluate takes, and what its pod needs.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
-from stages.optimize.base_model import FLOATS, MAX_16_BIT_SHARE, Base
+from stages.optimize.base_model import MAX_16_BIT_SHARE, Base
 from stages.optimize.calibration import KIND
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.shards import check_stated, read_weights
@@ -37,7 +37,7 @@ from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
 from stages.parts.model.corpora import read_documents, text_path
-from stages.parts.model.safetensors import Tensor
+from stages.parts.model.safetensors import FLOATS, Tensor
 
 GROUP_SIZES: Final = (128, 64, 32)
 WIDTH: Final = 4096

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
 from scoring.capacity.families import BYTES
+from scoring.names import REFERENCE
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, parse_object, read_config, weight_files
+from stages.parts.model.checkpoint import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    count_weights,
+    likely_weights,
+    parse_object,
+    read_config,
+    weight_files,
+)
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
+from stages.parts.model.published import PublishedFormat, published_format
 from stages.parts.model.safetensors import read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired
 
@@ -32,6 +44,29 @@ class Description:
     config: Mapping[str, Any]
     parameters: int | None
     """In the checkpoint; None if its index does not tell."""
+    weights_bytes: int = 0
+    """Of the files that hold the weights."""
+    directory: Path | None = None
+    """Where its files lie; None on the Hub."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the files on the Hub, by path, in the Hub's algorithms."""
+    candidates: Mapping[str, Description] = field(default_factory=dict)
+    """Other checkpoints of the same model, by the names of their variants."""
+
+    @cached_property
+    def published(self) -> PublishedFormat | None:
+        """The format of 8 or 4 bits in which it was published; None if it was not."""
+        return published_format(self.config)
+
+    @property
+    def format(self) -> str:
+        """That in which it was published, and the name of the reference variant."""
+        return self.published.name if self.published else REFERENCE
+
+    @property
+    def all(self) -> dict[str, Description]:
+        """The model and its candidates, by the names of their variants."""
+        return {self.format: self, **self.candidates}
 
 
 def describe_model(source: str, revision: str) -> Description:
@@ -46,7 +81,15 @@ def describe_model(source: str, revision: str) -> Description:
         return describe_directory(name.directory, source)
     listing = hub.describe(name.id, revision)
     config = read_config(listing.paths, partial(hub.read_small, name.id, listing.commit))
-    return Description(name.id, listing.commit, config, _count(name.id, listing.commit, listing.paths, config))
+    weights = likely_weights(listing.paths)
+    return Description(
+        name.id,
+        listing.commit,
+        config,
+        _count(name.id, listing.commit, listing.paths, config),
+        sum(file.size_bytes for file in listing.files if file.path in weights),
+        digests={file.path: str(file.sha256 or file.git_sha1) for file in listing.files},
+    )
 
 
 def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
@@ -58,17 +101,32 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
 
 
 @contextlib.contextmanager
-def chat_files(store: ModelStore, described: Description) -> Iterator[Path]:
-    """Find a directory that has the model's configuration and chat templates: the store's or the model's own, or one
-    that is filled from the Hub and removed afterwards. Raises the errors of ``describe_model``."""
+def small_files_of(described: Description, names: Collection[str] = (CONFIG, *CHAT_FILES)) -> Iterator[Path]:
+    """Find a directory that has files of a model, by default its configuration and chat templates: the store's or the
+    model's own, or one that is filled from the Hub and removed afterwards. Raises the errors of ``describe_model``."""
     if described.commit is None:
-        yield ModelName.parse(described.model).directory or store.base
+        yield described.directory or Path()
         return
-    with tempfile.TemporaryDirectory(prefix="slipway-chat-") as folder:
-        present = set(hub.describe(described.model, described.commit).paths)
-        for name in present.intersection((CONFIG, *CHAT_FILES)):
+    with tempfile.TemporaryDirectory(prefix="slipway-files-") as folder:
+        for name in described.digests.keys() & set(names):
             (Path(folder) / name).write_bytes(hub.read_small(described.model, described.commit, name))
         yield Path(folder)
+
+
+def chat_template(directory: Path) -> str:
+    """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
+    templates = [text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
+    with contextlib.suppress(ValueError, AttributeError):
+        stated = json.loads(text_of(directory / "tokenizer_config.json")).get("chat_template")
+        templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
+    return "\n".join(filter(None, templates))
+
+
+def text_of(path: Path) -> str:
+    """Read a file; empty if it can't be read as text."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def describe_directory(directory: Path, source: str) -> Description:
@@ -79,13 +137,17 @@ def describe_directory(directory: Path, source: str) -> Description:
         raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
     paths = local_sizes(directory)
     config = read_config(paths, lambda name: (directory / name).read_bytes())
-    tensors = read_headers(directory / path for path in weight_files(paths, directory))
-    return Description(source, None, config, sum(tensor.count for tensor in tensors.values()))
+    files = weight_files(paths, directory)
+    tensors = read_headers(directory / path for path in files)
+    size = sum(paths[path] for path in files)
+    return Description(source, None, config, count_weights(config, tensors), size, directory)
 
 
 def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:
     if SINGLE in paths:  # an index beside it is left over
-        return hub.count_parameters(model, commit, SINGLE)
+        return count_weights(config, hub.read_tensors(model, commit, SINGLE))
+    if published_format(config):  # config.json tells it better than an index of packed weights
+        return None
     metadata = parse_object(hub.read_small(model, commit, INDEX), INDEX).get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     if isinstance(count := metadata.get("total_parameters"), int):

@@ -30,7 +30,7 @@ from stages.parts.base.errors import (
     SlipwayError,
 )
 from stages.parts.base.log import say
-from stages.parts.model.safetensors import damaged
+from stages.parts.model.safetensors import Tensor, damaged
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -167,8 +167,8 @@ def dataset_file(file: DatasetFile) -> Path:
         ) from error
 
 
-def count_parameters(model: str, commit: str, path: str) -> int:
-    """Count the parameters in a safetensors file from its header: two requests for a range of bytes.
+def read_tensors(model: str, commit: str, path: str) -> dict[str, Tensor]:
+    """Read the header of a safetensors file: two requests for a range of bytes.
 
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
@@ -177,7 +177,10 @@ def count_parameters(model: str, commit: str, path: str) -> int:
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
             metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-    return sum(metadata.parameter_count.values())
+    return {
+        name: Tensor(Path(path), name, str(tensor.dtype), tuple(tensor.shape), *tensor.data_offsets)
+        for name, tensor in metadata.tensors.items()
+    }
 
 
 @contextlib.contextmanager

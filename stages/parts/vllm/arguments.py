@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from scoring.names import REFERENCE
 from scoring.units import MIB
-from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.published import published_format
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -84,8 +86,13 @@ def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
         capability = compute_capability()
         able = capability is None or capability >= BFLOAT16_CAPABILITY
         return "bfloat16" if able and _stored_dtype(config) != "float16" else "float16"
-    record = FORMATS.get(_method(model) or config.get("quantization_config", {}).get("quant_method"))
-    return "bfloat16" if record and record.only_16_bit else cpu_dtype(processor())
+    method = _method(model) or ""
+    if method not in FORMATS:
+        with contextlib.suppress(UnusableModel):
+            form = published_format(config)
+            method = form.name if form else REFERENCE
+    only_16_bit = method not in FORMATS or FORMATS[method].only_16_bit
+    return "bfloat16" if only_16_bit else cpu_dtype(processor())
 
 
 def _method(model: Path) -> str | None:

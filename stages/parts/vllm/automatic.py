@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,18 +12,18 @@ from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.layout import Demand, choose_layout, contradictions, left_out, rounded_context
-from scoring.capacity.storage import HALF
-from scoring.capacity.weights import stored_bytes, with_stored
+from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
+from scoring.capacity.weights import explained, stored_bytes, with_stored
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
-from stages.parts.base.errors import ConfigError
-from stages.parts.base.formats import storage_of
+from stages.parts.base.errors import ConfigError, UnusableModel
+from stages.parts.base.formats import storage_of, why_not_from
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import gpus, hardware, query_gpus
-from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.machine.processor import Processor, cpu_dtype, processor
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.vllm.sizing import (
@@ -36,6 +37,7 @@ from stages.parts.vllm.sizing import (
     why_not_planned,
 )
 
+NO_KERNEL: Final = "run where vLLM has one, such as on a GPU, or name another model"
 WEIGHTS_SHARE: Final = 0.85
 """The most of the memory that weights should take where nothing else can be calculated."""
 
@@ -52,6 +54,8 @@ class Place:
     """The machine's memory; None if it is not known."""
     dtype: str = "bfloat16"
     """The type in which vLLM computes without a GPU."""
+    processor: Processor | None = None
+    """None if it is not known."""
 
     def __str__(self) -> str:
         return f"{self.gpus} × {self.name}" if self.accelerator else self.name
@@ -66,8 +70,10 @@ class Decided:
     memory_bytes: int
     """For the pod that measures, ``/dev/shm`` included."""
     shared_bytes: int
+    variants: tuple[str, ...] = ()
+    """Those that can be made from the model, and the candidates."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why a variant can't be served with these settings."""
+    """Why a variant can't be made from the model, or served with these settings."""
     notes: tuple[str, ...] = ()
 
 
@@ -79,6 +85,30 @@ class Requirements:
     workload: Workload | None
     """The requests; None if their lengths do not matter."""
     optimize: Optimize
+    reference: str = REFERENCE
+    """The variant in the format in which the model was published."""
+    published: Mapping[str, Storage] = field(default_factory=dict)
+    """How the variants are stored that are taken as they were published, but for a reference in 16 or 32 bit."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why variants can't be made from the model."""
+
+    def of(self, described: Description) -> Requirements:
+        """Adapt them to a model and its candidates."""
+        reference, published = described.format, {}
+        with contextlib.suppress(NotSizeable):
+            model = with_stored(read_architecture(described.config), described.parameters)
+            for name, one in described.all.items():
+                storage = one.published.storage if one.published else SIXTEEN_BIT
+                if one.published or name in described.candidates:
+                    published[name] = explained(model, storage, one.weights_bytes) if one.weights_bytes else storage
+        names = self.optimize.variants_of(reference)
+        left_out = {name: why for name in names if (why := why_not_from(reference, name))}
+        kept = (*(name for name in names if name not in left_out), *described.candidates)
+        optimize = self.optimize.model_copy(update={"variants": kept})
+        return replace(self, optimize=optimize, reference=reference, published=published, left_out=left_out)
+
+    def storage_of(self, variant: str) -> Storage:
+        return self.published.get(variant) or storage_of(variant, self.optimize.group_size)
 
     def demand(self, model: Architecture) -> Demand:
         size, context = self.serving.tensor_parallel_size, self.serving.max_model_len
@@ -90,7 +120,7 @@ class Requirements:
         )
 
     def bytes_of(self, model: Architecture, variant: str) -> int:
-        return stored_bytes(model, storage_of(variant, self.optimize.group_size))
+        return stored_bytes(model, self.storage_of(variant))
 
     def bytes_of_all(self, model: Architecture) -> int:
         return sum(self.bytes_of(model, variant) for variant in self.optimize.variants)
@@ -99,7 +129,7 @@ class Requirements:
 def place_here(accelerators: Mapping[str, Accelerator], most_gpus: int | None = None) -> Place:
     """Describe this machine. *most_gpus* may serve one replica; None: all that it has."""
     if most_gpus == 0 or not serves_on_gpu():
-        return Place("this machine", None, 0, hardware().memory_bytes, cpu_dtype(processor()))
+        return Place("this machine", None, 0, hardware().memory_bytes, cpu_dtype(processor()), processor())
     devices = gpus()
     name = accelerator_of(devices[0], accelerators)
     accelerator = accelerators[name] if name else _unlisted(devices[0].partition(",")[0])
@@ -110,7 +140,24 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
     """Choose a number for every ``auto`` in the serving settings.
 
     A model that can't be sized gets as many GPUs as its weights need, and its own longest context. Raise ConfigError if
-    settings contradict each other, the model or the hardware; every contradiction is named."""
+    settings contradict each other, the model or the hardware; every contradiction is named. Raise UnusableModel if vLLM
+    surely has no kernel for the format in which the model was published."""
+    required = required.of(described)
+    on_cpu = {
+        name: why
+        for name, model in described.all.items()
+        if model.published and not place.accelerator
+        if (why := model.published.missing_on_cpu(model.config, place.processor))
+    }
+    if required.reference in on_cpu:
+        raise UnusableModel(on_cpu[required.reference], hint=NO_KERNEL)
+    decided = _decide(described, required, place)
+    left_out = {**required.left_out, **on_cpu, **decided.left_out}
+    variants = tuple(name for name in required.optimize.variants if name not in left_out)
+    return replace(decided, variants=variants, left_out=left_out)
+
+
+def _decide(described: Description, required: Requirements, place: Place) -> Decided:
     if why := why_not_planned(required.serving, on_gpu=place.accelerator is not None):
         return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:
@@ -119,7 +166,7 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
             return _on_gpus(model, required, place, place.accelerator, described.model)
         return _on_cpu(model, required, place, described.model)
     except NotSizeable as error:
-        weights = HALF * (described.parameters or 0)
+        weights = described.weights_bytes if described.published else HALF * (described.parameters or 0)
         return _unplanned(required.serving, place, weights, note=f"{described.model} can't be sized: {error}")
 
 
@@ -136,24 +183,26 @@ def _on_gpus(
     model: Architecture, required: Requirements, place: Place, accelerator: Accelerator, source: str
 ) -> Decided:
     serving, demand = required.serving, required.demand(model)
-    layout = choose_layout(model, accelerator, place.gpus, memory_settings(serving), demand)
+    storage = required.storage_of(required.reference)
+    layout = choose_layout(model, accelerator, place.gpus, memory_settings(serving), demand, storage)
     size = layout.tensor_parallel_size
-    mistakes = list(contradictions(model, demand))
+    mistakes = list(contradictions(model, demand, storage))
     if size > place.gpus:
         mistakes.append(f"tensor_parallel_size {size}: one server may have {place.gpus} GPUs")
     named = " ".join(mistakes)
-    mistakes += [f"{REFERENCE} on {size} × {place.name}: {reason}" for reason in layout.reasons if reason not in named]
-    notes = _notes_on_queueing(layout.requests, demand, serving)
+    about = f"{required.reference} on {size} × {place.name}"
+    mistakes += [f"{about}: {reason}" for reason in layout.reasons if reason not in named]
+    notes = _notes_on_queueing(layout.requests, demand, required)
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     reasons = {
-        variant: left_out(model, storage_of(variant, required.optimize.group_size), size)
+        variant: left_out(model, required.storage_of(variant), size)
         for variant in required.optimize.variants
-        if variant != REFERENCE
+        if variant != required.reference
     }
     return Decided(
         serving=_pinned(serving, size, layout.context, required.bytes_of_all(model)),
         gpus=size,
-        memory_bytes=gpu_memory_bytes(required.bytes_of(model, REFERENCE), size) + CLIENT_BYTES,
+        memory_bytes=gpu_memory_bytes(required.bytes_of(model, required.reference), size) + CLIENT_BYTES,
         shared_bytes=shared_bytes(size),
         left_out={variant: "; ".join(listed) for variant, listed in reasons.items() if listed},
         notes=tuple(notes),
@@ -174,16 +223,17 @@ def _on_cpu(model: Architecture, required: Requirements, place: Place, source: s
             f"a KV cache of {cache_bytes // MIB:,} MiB has room for {longest:,} of {least:,} tokens of context: "
             "raise serving.kv_cache_mib"
         )
-    reference_bytes, all_bytes = required.bytes_of(model, REFERENCE), required.bytes_of_all(model)
-    loaded_bytes = reference_bytes * value_bytes // HALF
+    reference_bytes, all_bytes = required.bytes_of(model, required.reference), required.bytes_of_all(model)
+    wider = value_bytes if required.reference not in required.published else HALF
+    loaded_bytes = reference_bytes * wider // HALF
     if place.memory_bytes and loaded_bytes + cache_bytes > place.memory_bytes:
         mistakes.append(
-            f"{REFERENCE} needs {(loaded_bytes + cache_bytes) / GIB:.1f} GiB for weights and KV cache, and "
+            f"{required.reference} needs {(loaded_bytes + cache_bytes) / GIB:.1f} GiB for weights and KV cache, and "
             f"{place.name} has {place.memory_bytes / GIB:.1f}"
         )
     notes = []
     if longest >= least:
-        notes = _notes_on_queueing(cache.sequences(cache_bytes, demand.longest_request or least), demand, serving)
+        notes = _notes_on_queueing(cache.sequences(cache_bytes, demand.longest_request or least), demand, required)
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     servers_bytes = len(required.optimize.variants) * (SERVER_BYTES + cache_bytes)
     return Decided(
@@ -195,11 +245,12 @@ def _on_cpu(model: Architecture, required: Requirements, place: Place, source: s
     )
 
 
-def _notes_on_queueing(requests: int, demand: Demand, serving: AskedServing) -> list[str]:
+def _notes_on_queueing(requests: int, demand: Demand, required: Requirements) -> list[str]:
     """Say that not all requests in flight are in the KV cache of the reference at once; empty if they are."""
     if not demand.longest_request or requests >= demand.concurrency:
         return []
-    cache = f"a KV cache of {serving.kv_cache_mib:,} MiB" if serving.kv_cache_mib else f"the KV cache of {REFERENCE}"
+    mib = required.serving.kv_cache_mib
+    cache = f"a KV cache of {mib:,} MiB" if mib else f"the KV cache of {required.reference}"
     return [
         f"{cache} holds {requests} of the workload's {demand.concurrency} requests in flight "
         f"({demand.longest_request:,} tokens each); the others wait"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from scoring.capacity.architecture import NotSizeable
+from scoring.capacity.families import read_architecture
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.model.published import LAYERS, PublishedFormat, quantization_of
 from stages.parts.vllm.arguments import asked_once, serves_on_gpu
 
 
@@ -72,29 +77,83 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
+def missing_for_published(form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto") -> str:
+    """Let vLLM build the layers of a published model, without memory for the weights, and say why it can't; empty if it
+    can. Its answer is kept for this version, hardware and config.json."""
+    if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor())):
+        return why
+    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype])}"
+    return asked_once(name, lambda: {"missing": _unbuildable(form, config, dtype)})["missing"]
+
+
+def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -> str:
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import (
+        init_distributed_environment,
+        initialize_model_parallel,
+        model_parallel_is_initialized,
+    )
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
+    from vllm.platforms import current_platform
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    current_platform.import_kernels()
+    stated, model = dict(quantization_of(config) or {}), SimpleNamespace(model_type=config.get("model_type"))
+    overrides = (
+        get_quantization_config(method).override_quantization_method(stated, None, hf_config=model)
+        for method in QUANTIZATION_METHODS
+    )
+    settings, computed = VllmConfig(), getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+    settings.model_config = SimpleNamespace(dtype=computed, is_moe=False)
+    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(settings):
+        if not model_parallel_is_initialized():
+            init_distributed_environment(1, 0, f"file://{folder}/world", 0, "gloo")
+            initialize_model_parallel()
+    shape = "any shape"
+    try:
+        with set_current_vllm_config(settings), set_default_torch_dtype(computed), torch.device("meta"):
+            quantization = get_quantization_config(next(filter(None, overrides), form.method)).from_config(stated)
+            for layer, inputs, outputs in _quantized_layers(form, config):
+                shape = f"{inputs} × {outputs}"
+                ReplicatedLinear(inputs, outputs, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
+            if experts := experts_of(config):
+                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
+                module = RoutedExperts.__new__(RoutedExperts)
+                torch.nn.Module.__init__(module)
+                module.moe_config = _described(experts, computed)
+                module.layer_name = "model.layers.1.mlp.experts"
+                for part in ("gate", "up", "down"):
+                    setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
+                quantization.get_quant_method(module, module.layer_name)
+    except (ValueError, NotImplementedError) as error:
+        last = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
+        return f"vLLM has no {form.name} kernel here for a layer of {shape}: {last}"
+    return ""
+
+
+def _quantized_layers(form: PublishedFormat, config: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Name the linear layers that are stored in the format, with their inputs and outputs."""
+    try:
+        model = read_architecture(config)
+    except NotSizeable:
+        return
+    matrices = {matrix for layer in model.counted for matrix in layer.matrices(model.hidden)}
+    for matrix in matrices:
+        if matrix.kind in LAYERS and matrix.kind != "experts" and form.storage.holds(matrix):
+            yield LAYERS[matrix.kind][0 if matrix.split == "columns" else 1], matrix.inputs, matrix.outputs
+
+
 def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | None:
     import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
 
     if not record.choose_for_experts:
         return None
     here = processor()
-    known = {activation.value for activation in MoEActivation}
     automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
-    described = FusedMoEConfig(
-        num_experts=experts.total,
-        num_local_experts=experts.total,
-        num_logical_experts=experts.total,
-        experts_per_token=experts.active,
-        hidden_dim=experts.hidden,
-        intermediate_size=experts.width,
-        activation=MoEActivation(experts.activation if experts.activation in known else "silu"),
-        device="cpu",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
-        in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
-    )
+    described = _described(experts, getattr(torch, automatic if dtype == "auto" else dtype))
     try:
         record.choose_for_experts(described)
     except NotImplementedError:
@@ -102,6 +161,27 @@ def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | 
         where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width} here"
         return f"vLLM's CPU build has no {record.storage.label} kernel for experts {where}"
     return None
+
+
+def _described(experts: Experts, dtype: Any) -> Any:
+    """Describe experts to vLLM."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+
+    known = {activation.value for activation in MoEActivation}
+    return FusedMoEConfig(
+        num_experts=experts.total,
+        num_local_experts=experts.total,
+        num_logical_experts=experts.total,
+        experts_per_token=experts.active,
+        hidden_dim=experts.hidden,
+        intermediate_size=experts.width,
+        activation=MoEActivation(experts.activation if experts.activation in known else "silu"),
+        device="cuda" if serves_on_gpu() else "cpu",
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=dtype,
+    )
 
 
 def _first_count(config: Mapping[str, Any], names: Iterable[str]) -> int:
