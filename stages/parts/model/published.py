@@ -162,13 +162,13 @@ def published_format(config: Config, paths: Collection[str] = ()) -> PublishedFo
     if method not in METHODS:
         raise UnusableModel(f"the model is quantized by {method}, which slipway can't serve", hint=INSTEAD)
     try:
-        form = METHODS[method](quantization)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        form, kept = METHODS[method](quantization), _kept(quantization)
+    except (LookupError, TypeError, ValueError, AttributeError, re.error) as error:
         raise UnusableModel(
             f"the model is quantized by {method} in a way that is not known ({error!r})", hint=INSTEAD
         ) from error
-    kinds = form.storage.kinds - _kept(quantization)
-    return replace(form, method=method, storage=replace(form.storage, kinds=kinds))
+
+    return replace(form, method=method, storage=replace(form.storage, kinds=form.storage.kinds - kept))
 
 
 def _kept(quantization: Config) -> set[Kind]:
