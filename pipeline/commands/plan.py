@@ -76,7 +76,7 @@ def plan(
     from pipeline.planning import document
     from pipeline.planning.page import page
     from stages.parts.machine.accelerators import catalogue
-    from stages.parts.model.candidates import compare, with_candidates
+    from stages.parts.model.candidates import with_candidates
     from stages.parts.model.description import describe_model
     from stages.parts.model.name import ModelName
     from stages.parts.vllm.prediction import calibrations
@@ -84,8 +84,6 @@ def plan(
     settings = options.load(workload=workload, assignments=candidates_set(candidates))
     gpus, described = catalogue(accelerators), describe_model(model, revision)
     described = with_candidates(described, settings.optimize.candidates, ModelName.parse(model).id)
-    for candidate in described.candidates.values():
-        compare(described, candidate)
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(

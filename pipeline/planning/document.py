@@ -272,7 +272,7 @@ def _document(
         targets=request.targets,
         currency=config.platform.currency,
         options=_offered(layouts, runs),
-        automatic=tuple(_naming_more_nodes(run, layouts, described.format) for run in runs),
+        automatic=tuple(_naming_more_nodes(run, layouts, described.form.name) for run in runs),
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
         assumptions=tuple(Assumed(**vars(figure)) for figure in ASSUMPTIONS),
     )

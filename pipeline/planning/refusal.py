@@ -13,7 +13,7 @@ from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import HubUnavailable, SlipwayError, UnknownName, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.model.candidates import compare, with_candidates
+from stages.parts.model.candidates import with_candidates
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -40,13 +40,18 @@ def decide_before(config: RunConfig, name: ModelName, revision: str, store: Mode
     place, described = _place(config), _described(name, revision, store)
     if described is None:
         return None
-    described = _with_candidates(described, config, name)
+    try:
+        described = _in_time(partial(with_candidates, described, config.optimize.candidates, name.id))
+    except UnusableModel:
+        raise
+    except SlipwayError as error:
+        sys.stderr.write(f"note: the run itself will check the candidates: {error}\n")
     if place is None:
         refuse_contradictions(described, required)
         return None
     decided = decide(described, required, place)
-    for variant, why in decided.left_out.items():
-        sys.stderr.write(f"note: without {variant}: {why}\n")
+    without = (f"without {variant}: {why}" for variant, why in decided.left_out.items())
+    sys.stderr.writelines(f"note: {note}\n" for note in (*decided.notes, *without))
     return decided
 
 
@@ -80,24 +85,6 @@ def _in_time(ask: Callable[[], Answer]) -> Answer:
         return answer.result(PATIENCE_S)
     except TimeoutError:
         raise HubUnavailable(f"the Hub has not answered within {PATIENCE_S:g} s") from None
-
-
-def _with_candidates(described: Description, config: RunConfig, name: ModelName) -> Description:
-    """Compare the candidates with the model, and describe those that can be had now: of others, the run says why.
-
-    Raises: UnusableModel.
-    """
-    try:
-        beside = _in_time(lambda: with_candidates(described, config.optimize.candidates, name.id))
-        for candidate in beside.candidates.values():
-            if note := _in_time(partial(compare, described, candidate)):
-                sys.stderr.write(f"note: candidate {candidate.model}: {note}\n")
-    except UnusableModel:
-        raise
-    except SlipwayError as error:
-        sys.stderr.write(f"note: the run itself will check the candidates: {error}\n")
-        return described
-    return beside
 
 
 def _described(name: ModelName, revision: str, store: ModelStore | None) -> Description | None:

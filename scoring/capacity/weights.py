@@ -103,8 +103,9 @@ def stored_bytes(model: Architecture, storage: Storage) -> int:
 
 
 def explained(model: Architecture, storage: Storage, weights_bytes: int) -> Storage:
-    """Complete the *storage* of a published checkpoint, whose tensors have that many bytes."""
-    return replace(storage, unexplained_bytes=weights_bytes - stored_bytes(model, storage))
+    """Complete the *storage* of a published checkpoint of that many bytes; 0 if their number is not known."""
+    unexplained = weights_bytes - stored_bytes(model, storage) if weights_bytes else 0
+    return replace(storage, unexplained_bytes=unexplained)
 
 
 def loaded_bytes(model: Architecture, storage: Storage, tensor_parallel_size: int) -> tuple[int, ...]:

@@ -13,15 +13,14 @@ from scoring.units import MIB
 from stages.acquire.download import HubSource
 from stages.acquire.ensure import discarded_if_useless, fill, remove_all_but
 from stages.parts.base import program
-from stages.parts.base.errors import NothingToServe, SlipwayError, TransientError
+from stages.parts.base.errors import Interrupted, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.process import peak_resident_bytes
-from stages.parts.model import hub
 from stages.parts.model.candidates import Candidate, Candidates, another
 from stages.parts.model.checkpoint import CONFIG, parse_object, small_files
-from stages.parts.model.published import AUXILIARY, published_format
-from stages.parts.model.safetensors import Tensor, bytes_by_type, main_dtype, read_headers
+from stages.parts.model.published import AUXILIARY, format_of
+from stages.parts.model.safetensors import bytes_by_type, main_dtype, read_headers
 from stages.parts.records.acquired import ACQUIRED, WEIGHTS, Acquired, files_digest
 from stages.parts.records.variant import VARIANT, Variant, existing
 
@@ -39,9 +38,7 @@ def fetch(store: ModelStore, candidates: Candidates) -> None:
     """
     base = Acquired.read(store.base / ACQUIRED)
     if base is None:
-        raise NothingToServe(
-            f"{store.model} is not in the store: there is no base/{ACQUIRED}", hint="run acquire first"
-        )
+        raise NothingToServe(f"the store has no base/{ACQUIRED} of {store.model}", hint="run acquire first")
     failures: list[SlipwayError] = []
     for candidate in candidates.root:
         try:
@@ -51,6 +48,8 @@ def fetch(store: ModelStore, candidates: Candidates) -> None:
                 note = f"; {candidate.note}" if candidate.note else ""
                 summary = f"{candidate.name} is {candidate.source} at {candidate.commit}: {size}{note}"
                 (report.done if is_new else report.reused)(summary, key=variant.key)
+        except Interrupted:
+            raise
         except SlipwayError as error:
             say(f"{candidate.name} is left out: {error}")
             failures.append(error)
@@ -65,12 +64,7 @@ def ensure(store: ModelStore, base: Acquired, candidate: Candidate) -> tuple[Var
     """
     identity = {
         "method": METHOD,
-        "parameters": {
-            "source": f"{hub.endpoint()}/{candidate.source}",
-            "revision": candidate.revision,
-            "commit": candidate.commit,
-            **candidate.stored,
-        },
+        "parameters": candidate.parameters,
         "base_digest": base.digest,
         "calibration_digest": None,
         "tool_versions": {},
@@ -82,23 +76,22 @@ def ensure(store: ModelStore, base: Acquired, candidate: Candidate) -> tuple[Var
         if variant := existing(store, candidate.name, key):
             return variant, False
         with store.building(target, resume=candidate.commit) as work:
-            variant = build(store, base, candidate, work, identity)
-        return variant, True
+            return build(store, base, candidate, work, identity), True
 
 
 def build(store: ModelStore, base: Acquired, candidate: Candidate, work: Path, identity: Mapping[str, Any]) -> Variant:
     """Download, verify, put the model's own files in place of the candidate's, describe."""
     started, source = time.monotonic(), HubSource(candidate.source, candidate.commit, store.base)
     fetched, _ = fill(work, source, small_files(source.sizes), candidate.commit)
-    tensors = read_headers(work.glob("*.safetensors"))
     with discarded_if_useless(work):
-        if differ := difference(store.base, work, tensors):
+        if differ := difference(store.base, work):
             raise another(candidate.source, differ)
     kept = [file for file in fetched if file.path == CONFIG or file.path.endswith(WEIGHTS)]
     remove_all_but(kept, work)
     place_tree(store.base, work, base.carried)
     files = (*kept, *(file for file in base.files if file.path in base.carried))
-    stored = bytes_by_type(tensors.values())
+    tensors = list(read_headers(work.glob("*.safetensors")).values())
+    stored = bytes_by_type(tensors)
     variant = Variant(
         variant=candidate.name,
         **identity,
@@ -106,8 +99,8 @@ def build(store: ModelStore, base: Acquired, candidate: Candidate, work: Path, i
         files=files,
         digest=files_digest(files),
         weights_bytes=sum(stored.values()),
-        bits=candidate.stored["bits"],
-        dtype=main_dtype(tensor for name, tensor in tensors.items() if not AUXILIARY.search(name)),
+        bits=candidate.parameters["bits"],
+        dtype=main_dtype(tensor for tensor in tensors if not AUXILIARY.search(tensor.name)),
         stored=stored,
         seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=peak_resident_bytes(),
@@ -118,27 +111,21 @@ def build(store: ModelStore, base: Acquired, candidate: Candidate, work: Path, i
     return variant
 
 
-def difference(base: Path, candidate: Path, theirs: Mapping[str, Tensor]) -> str:
-    """Name what differs in the weights of two models; empty if only the values do. Tensors of one type are compared in
-    shape, and layers, which may be packed, in the count of weights."""
-    ours = read_headers(base.glob("*.safetensors"))
-    for name, tensor in theirs.items():
-        if name in ours and tensor.dtype == ours[name].dtype and tensor.shape != ours[name].shape:
-            return f"{name} is {list(tensor.shape)}, and the model's is {list(ours[name].shape)}"
-    own, other = layers_of(base, ours), layers_of(candidate, theirs)
-    for layer in own.keys() & other.keys():
-        if own[layer] != other[layer]:
-            return f"{layer} has {other[layer]:,} weights, and the model's has {own[layer]:,}"
-    if other.total() < LEAST_SHARE * own.total():
-        return f"it has {other.total():,} weights, and the model {own.total():,}"
+def difference(base: Path, candidate: Path) -> str:
+    """Name a layer that has another count of weights in a candidate, packed or not, or say that it has too few in all;
+    empty if only the values differ."""
+    ours, theirs = layers_of(base), layers_of(candidate)
+    for layer in ours.keys() & theirs.keys():
+        if ours[layer] != theirs[layer]:
+            return f"{layer} has {theirs[layer]:,} weights, and the model's has {ours[layer]:,}"
+    if theirs.total() < LEAST_SHARE * ours.total():
+        return f"it has {theirs.total():,} weights, and the model {ours.total():,}"
     return ""
 
 
-def layers_of(directory: Path, tensors: Mapping[str, Tensor]) -> Counter[str]:
+def layers_of(directory: Path) -> Counter[str]:
     """Count the weights of a model by layer, which is named by what precedes ``.weight`` or another last part."""
-    form, layers = published_format(parse_object((directory / CONFIG).read_bytes(), CONFIG)), Counter[str]()
-    for name, tensor in tensors.items():
-        if not name.endswith("bias"):
-            count = form.count(name, tensor.dtype, tensor.shape) if form else tensor.count
-            layers[name.rpartition(".")[0] or name] += count
+    form, layers = format_of(parse_object((directory / CONFIG).read_bytes(), CONFIG)), Counter[str]()
+    for name, tensor in read_headers(directory.glob("*.safetensors")).items():
+        layers[name.rpartition(".")[0] or name] += 0 if name.endswith("bias") else form.count(tensor)
     return layers

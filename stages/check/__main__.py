@@ -26,11 +26,10 @@ from stages.parts.base.store import canonical_json
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus
-from stages.parts.model.candidates import Candidate, Candidates, compare, names_of, split, with_candidates
+from stages.parts.model.candidates import Candidate, Candidates, with_candidates
 from stages.parts.model.corpora import own_files
 from stages.parts.model.description import describe_commit, small_files_of
 from stages.parts.model.name import ModelName
-from stages.parts.model.published import published_as
 from stages.parts.vllm.automatic import NO_KERNEL, Requirements, decide, place_here
 from stages.parts.vllm.kernels import experts_of, missing_for_published, missing_kernels
 from stages.parts.vllm.model_classes import refuse_unknown_class
@@ -59,22 +58,20 @@ def main() -> None:
         refuse_unknown_class(described)
         place = place_here(catalogue(), arguments.gpus)
         described = with_candidates(described, optimize.candidates, store.model)
-        differences = {name: compare(described, candidate) for name, candidate in described.candidates.items()}
         decided = decide(described, Requirements(serving, workload, optimize), place)
         check_replicas(decided.serving)
         with small_files_of(described) as directory:
             chats = replace(chat_model(directory), tokenizer=None)
         check_parsers(*chosen_parsers(serving, chats))
-        others = [f"{name}: {why}" for name, why in differences.items() if why]
-        for note in (*decided.notes, *others, *filter(None, [why_calls_stay(serving, chats)])):
+        for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
-        unserved = {} if described.published else missing_kernels(experts_of(described.config), serving.dtype)
+        unserved = {} if described.form.method else missing_kernels(experts_of(described.config), serving.dtype)
         for name, model in described.all.items():
-            if model.published and name in decided.variants:
-                unserved[name] = missing_for_published(model.published, model.config, serving.dtype)
+            if model.form.method and name in decided.variants:
+                unserved[name] = missing_for_published(model.form, model.config, serving.dtype)
         missing: dict[str, str] = {name: why for name in decided.variants if (why := unserved.get(name))}
-        if described.format in missing:
-            raise UnusableModel(missing[described.format], hint=NO_KERNEL)
+        if described.form.name in missing:
+            raise UnusableModel(missing[described.form.name], hint=NO_KERNEL)
         missing |= decided.left_out
         served = [name for name in decided.variants if name not in missing]
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len
@@ -82,24 +79,12 @@ def main() -> None:
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
-            report.left_out(why, hint=FROM_16_BIT if why_not_from(described.format, name) else HINT)
-    to_make = optimize.variants if optimize.make_unservable else served
+            report.left_out(why, hint=FROM_16_BIT if why_not_from(described.form.name, name) else HINT)
+    to_make = () if described.form.method else optimize.variants if optimize.make_unservable else served
     for quantized in quantized_formats():
-        made = quantized in to_make and quantized != described.format and not why_not_from(described.format, quantized)
-        program.write_output(quantized, str(made).lower())
-    fetched = [
-        Candidate(
-            name=name,
-            source=split(text)[0],
-            revision=split(text)[1],
-            commit=str(described.candidates[name].commit),
-            stored=published_as(described.candidates[name].config),
-            note=differences[name],
-        )
-        for name, text in names_of(optimize.candidates, store.model, described.format).items()
-        if name in served
-    ]
-    program.write_output("candidates", canonical_json(Candidates(tuple(fetched))))
+        program.write_output(quantized, str(quantized in to_make).lower())
+    fetched = tuple(Candidate.of(name, model) for name, model in described.candidates.items() if name in served)
+    program.write_output("candidates", canonical_json(Candidates(fetched)))
     program.write_output("with-candidates", str(bool(fetched)).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))

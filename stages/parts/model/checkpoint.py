@@ -13,11 +13,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
-from stages.parts.model.published import published_format
-from stages.parts.model.safetensors import Tensor, damaged, find_not_finite, read_header
+from stages.parts.model.published import format_of
+from stages.parts.model.safetensors import damaged, find_not_finite, read_header
 from stages.parts.model.unservable import NO_PICKLES, SAME_MODEL, refuse_kind, unknown_layout
 
 CONFIG: Final = "config.json"
@@ -128,7 +127,7 @@ def refuse_unservable(config: Mapping[str, Any], paths: Collection[str] = ()) ->
     need its own code, or to be quantized in a way that can't be served."""
     refuse_kind(config, paths)
     _refuse_own_code(config, CONFIG, config)
-    published_format(config, paths)
+    format_of(config, paths)
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
         raise UnusableModel("config.json names no 'architectures' and 'model_type'", hint=SAME_MODEL)
@@ -176,26 +175,15 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
         if located := find_not_finite(tensors.values()):
             tensor, element = located
             raise damaged(f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})")
-    tensors_by_name = {name: tensor for tensors in headers.values() for name, tensor in tensors.items()}
-    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
-    parameters = count_weights(config, tensors_by_name)
+    form = format_of(parse_object((directory / CONFIG).read_bytes(), CONFIG))
+    parameters = sum(form.count(tensor) for tensors in headers.values() for tensor in tensors.values())
     if not parameters:
         raise DamagedModel(f"{' '.join(weights)} holds no weights", hint="name another model or --revision")
-    form = published_format(config)
     try:
-        if form:
-            form.check(tensors_by_name)
+        form.check({name: tensor for tensors in headers.values() for name, tensor in tensors.items()})
     except ValueError as error:
         raise damaged(str(error)) from error
-    return Checkpoint(architecture, card_license(directory / CARD), parameters, form.name if form else REFERENCE)
-
-
-def count_weights(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
-    """Count the weights in the *tensors* of a model, as many as they were before they were packed."""
-    form = published_format(config)
-    if form is None:
-        return sum(tensor.count for tensor in tensors.values())
-    return sum(form.count(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+    return Checkpoint(architecture, card_license(directory / CARD), parameters, form.name)
 
 
 def card_license(card: Path) -> str | None:

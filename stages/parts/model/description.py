@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from scoring.capacity.families import BYTES
-from scoring.names import REFERENCE
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
@@ -20,7 +19,6 @@ from stages.parts.model.checkpoint import (
     CONFIG,
     INDEX,
     SINGLE,
-    count_weights,
     likely_weights,
     parse_object,
     read_config,
@@ -28,7 +26,7 @@ from stages.parts.model.checkpoint import (
 )
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
-from stages.parts.model.published import PublishedFormat, published_format
+from stages.parts.model.published import PublishedFormat, format_of
 from stages.parts.model.safetensors import read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired
 
@@ -50,23 +48,25 @@ class Description:
     """Where its files lie; None on the Hub."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of the files on the Hub, by path, in the Hub's algorithms."""
+    revision: str = ""
     candidates: Mapping[str, Description] = field(default_factory=dict)
     """Other checkpoints of the same model, by the names of their variants."""
+    note: str = ""
+    """What of a candidate differs from the model, but does not matter."""
 
     @cached_property
-    def published(self) -> PublishedFormat | None:
-        """The format of 8 or 4 bits in which it was published; None if it was not."""
-        return published_format(self.config)
+    def form(self) -> PublishedFormat:
+        """The format in which it was published. Its name is that of the reference variant."""
+        return format_of(self.config)
 
     @property
-    def format(self) -> str:
-        """That in which it was published, and the name of the reference variant."""
-        return self.published.name if self.published else REFERENCE
+    def files(self) -> set[str]:
+        return {path.name for path in self.directory.iterdir()} if self.directory else {*self.digests}
 
     @property
     def all(self) -> dict[str, Description]:
         """The model and its candidates, by the names of their variants."""
-        return {self.format: self, **self.candidates}
+        return {self.form.name: self, **self.candidates}
 
 
 def describe_model(source: str, revision: str) -> Description:
@@ -89,6 +89,7 @@ def describe_model(source: str, revision: str) -> Description:
         _count(name.id, listing.commit, listing.paths, config),
         sum(file.size_bytes for file in listing.files if file.path in weights),
         digests={file.path: str(file.sha256 or file.git_sha1) for file in listing.files},
+        revision=revision,
     )
 
 
@@ -140,13 +141,14 @@ def describe_directory(directory: Path, source: str) -> Description:
     files = weight_files(paths, directory)
     tensors = read_headers(directory / path for path in files)
     size = sum(paths[path] for path in files)
-    return Description(source, None, config, count_weights(config, tensors), size, directory)
+    count = sum(map(format_of(config).count, tensors.values()))
+    return Description(source, None, config, count, size, directory)
 
 
 def _count(model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]) -> int | None:
     if SINGLE in paths:  # an index beside it is left over
-        return count_weights(config, hub.read_tensors(model, commit, SINGLE))
-    if published_format(config):  # config.json tells it better than an index of packed weights
+        return sum(map(format_of(config).count, hub.read_tensors(model, commit, SINGLE)))
+    if format_of(config).method:  # config.json tells it better than an index of packed weights
         return None
     metadata = parse_object(hub.read_small(model, commit, INDEX), INDEX).get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -167,7 +167,7 @@ def dataset_file(file: DatasetFile) -> Path:
         ) from error
 
 
-def read_tensors(model: str, commit: str, path: str) -> dict[str, Tensor]:
+def read_tensors(model: str, commit: str, path: str) -> list[Tensor]:
     """Read the header of a safetensors file: two requests for a range of bytes.
 
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
@@ -177,10 +177,10 @@ def read_tensors(model: str, commit: str, path: str) -> dict[str, Tensor]:
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
             metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-    return {
-        name: Tensor(Path(path), name, str(tensor.dtype), tuple(tensor.shape), *tensor.data_offsets)
+    return [
+        Tensor(Path(path), name, str(tensor.dtype), tuple(tensor.shape), *tensor.data_offsets)
         for name, tensor in metadata.tensors.items()
-    }
+    ]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from scoring.names import REFERENCE
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
@@ -20,7 +19,7 @@ from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG
-from stages.parts.model.published import published_format
+from stages.parts.model.published import format_of
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -89,8 +88,7 @@ def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
     method = _method(model) or ""
     if method not in FORMATS:
         with contextlib.suppress(UnusableModel):
-            form = published_format(config)
-            method = form.name if form else REFERENCE
+            method = format_of(config).name
     only_16_bit = method not in FORMATS or FORMATS[method].only_16_bit
     return "bfloat16" if only_16_bit else cpu_dtype(processor())
 

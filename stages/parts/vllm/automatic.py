@@ -12,7 +12,7 @@ from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.layout import Demand, choose_layout, contradictions, left_out, rounded_context
-from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
+from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import explained, stored_bytes, with_stored
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
@@ -94,13 +94,12 @@ class Requirements:
 
     def of(self, described: Description) -> Requirements:
         """Adapt them to a model and its candidates."""
-        reference, published = described.format, {}
+        reference, published = described.form.name, {}
         with contextlib.suppress(NotSizeable):
             model = with_stored(read_architecture(described.config), described.parameters)
             for name, one in described.all.items():
-                storage = one.published.storage if one.published else SIXTEEN_BIT
-                if one.published or name in described.candidates:
-                    published[name] = explained(model, storage, one.weights_bytes) if one.weights_bytes else storage
+                if one.form.method or name in described.candidates:
+                    published[name] = explained(model, one.form.storage, one.weights_bytes)
         names = self.optimize.variants_of(reference)
         left_out = {name: why for name in names if (why := why_not_from(reference, name))}
         kept = (*(name for name in names if name not in left_out), *described.candidates)
@@ -146,15 +145,15 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
     on_cpu = {
         name: why
         for name, model in described.all.items()
-        if model.published and not place.accelerator
-        if (why := model.published.missing_on_cpu(model.config, place.processor))
+        if not place.accelerator and (why := model.form.missing_on_cpu(model.config, place.processor))
     }
     if required.reference in on_cpu:
         raise UnusableModel(on_cpu[required.reference], hint=NO_KERNEL)
     decided = _decide(described, required, place)
     left_out = {**required.left_out, **on_cpu, **decided.left_out}
     variants = tuple(name for name in required.optimize.variants if name not in left_out)
-    return replace(decided, variants=variants, left_out=left_out)
+    notes = (f"candidate {model.model}: {model.note}" for model in described.candidates.values() if model.note)
+    return replace(decided, variants=variants, left_out=left_out, notes=(*decided.notes, *notes))
 
 
 def _decide(described: Description, required: Requirements, place: Place) -> Decided:
@@ -166,7 +165,7 @@ def _decide(described: Description, required: Requirements, place: Place) -> Dec
             return _on_gpus(model, required, place, place.accelerator, described.model)
         return _on_cpu(model, required, place, described.model)
     except NotSizeable as error:
-        weights = described.weights_bytes if described.published else HALF * (described.parameters or 0)
+        weights = described.weights_bytes if described.form.method else HALF * (described.parameters or 0)
         return _unplanned(required.serving, place, weights, note=f"{described.model} can't be sized: {error}")
 
 

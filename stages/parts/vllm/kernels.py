@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.families import read_architecture
@@ -14,8 +15,11 @@ from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
-from stages.parts.model.published import LAYERS, PublishedFormat, quantization_of
+from stages.parts.model.published import PublishedFormat, quantization_of
 from stages.parts.vllm.arguments import asked_once, serves_on_gpu
+
+LAYERS: Final = {"attention": "model.layers.1.self_attn.o_proj", "mlp": "model.layers.1.mlp.down_proj"}
+"""The name of a layer of each kind, which may be among those that a checkpoint keeps in 16 bits."""
 
 
 class Experts(NamedTuple):
@@ -88,12 +92,8 @@ def missing_for_published(form: PublishedFormat, config: Mapping[str, Any], dtyp
 
 def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -> str:
     import torch
+    from vllm import distributed
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        init_distributed_environment,
-        initialize_model_parallel,
-        model_parallel_is_initialized,
-    )
     from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.linear import ReplicatedLinear
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
@@ -109,16 +109,16 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -
     settings, computed = VllmConfig(), getattr(torch, "bfloat16" if dtype == "auto" else dtype)
     settings.model_config = SimpleNamespace(dtype=computed, is_moe=False)
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(settings):
-        if not model_parallel_is_initialized():
-            init_distributed_environment(1, 0, f"file://{folder}/world", 0, "gloo")
-            initialize_model_parallel()
+        if not distributed.model_parallel_is_initialized():
+            distributed.init_distributed_environment(1, 0, f"file://{folder}/world", 0, "gloo")
+            distributed.initialize_model_parallel()
     shape = "any shape"
     try:
         with set_current_vllm_config(settings), set_default_torch_dtype(computed), torch.device("meta"):
             quantization = get_quantization_config(next(filter(None, overrides), form.method)).from_config(stated)
-            for layer, inputs, outputs in _quantized_layers(form, config):
-                shape = f"{inputs} × {outputs}"
-                ReplicatedLinear(inputs, outputs, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
+            for layer, sizes in _linear_layers(config):
+                shape = " × ".join(map(str, sizes))
+                ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
             if experts := experts_of(config):
                 shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
                 module = RoutedExperts.__new__(RoutedExperts)
@@ -134,16 +134,13 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -
     return ""
 
 
-def _quantized_layers(form: PublishedFormat, config: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Name the linear layers that are stored in the format, with their inputs and outputs."""
-    try:
+def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:
+    """Name the different linear layers, as far as the model can be sized, with their inputs and outputs."""
+    with contextlib.suppress(NotSizeable):
         model = read_architecture(config)
-    except NotSizeable:
-        return
-    matrices = {matrix for layer in model.counted for matrix in layer.matrices(model.hidden)}
-    for matrix in matrices:
-        if matrix.kind in LAYERS and matrix.kind != "experts" and form.storage.holds(matrix):
-            yield LAYERS[matrix.kind][0 if matrix.split == "columns" else 1], matrix.inputs, matrix.outputs
+        matrices = [matrix for layer in model.counted for matrix in layer.matrices(model.hidden)]
+        return {(LAYERS[each.kind], (each.inputs, each.outputs)) for each in matrices if each.kind in LAYERS}
+    return set()
 
 
 def _missing_for_experts(record: Format, experts: Experts, dtype: str) -> str | None:

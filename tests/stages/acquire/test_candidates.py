@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ import pytest
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, canonical_json
-from stages.parts.model.candidates import Candidate, Candidates, compare, names_of, split, with_candidates
+from stages.parts.model.candidates import Candidate, Candidates, compare, names_of, with_candidates
 from stages.parts.model.description import describe_model
-from stages.parts.model.published import published_as
 from stages.parts.records.variant import VARIANT, Variant
 from tests.demo import DEMO, MODEL
 from tests.hub import HubServer
@@ -47,9 +47,8 @@ def stages(hub: HubServer, tmp_path: Path) -> Stages:
 
 def candidate(hub: HubServer, name: str, folder: Path, *, note: str = "") -> Candidate:
     """Publish a folder as ``org/name``, and describe it as ``check`` does."""
-    commit = hub.add_repo(f"org/{name}", folder)
-    stored = published_as(json.loads((folder / "config.json").read_text()))
-    return Candidate(name=name, source=f"org/{name}", revision="main", commit=commit, stored=stored, note=note)
+    hub.add_repo(f"org/{name}", folder)
+    return Candidate.of(name, replace(describe_model(f"org/{name}", "main"), note=note))
 
 
 def outcome(stages: Stages, name: str) -> dict[str, str]:
@@ -73,8 +72,6 @@ def test_a_candidate_is_named_as_its_repository_without_the_models_name() -> Non
     twice = names_of(["org/Qwen3-4B-fp8", "org/Qwen3-4B-fp8@v2", "org/Qwen3-4B-fp8@v3"], "Qwen/Qwen3-4B", "fp8")
     assert list(twice) == ["org-fp8", "org-fp8-2", "org-fp8-3"]
     assert list(names_of(["Qwen/Qwen3-4B@tuned"], "Qwen/Qwen3-4B", "fp16")) == ["qwen3-4b"]
-    assert split("org/name@v1") == ("org/name", "v1")
-    assert split("org/name") == ("org/name", "main")
 
 
 @pytest.mark.parametrize("candidates", [["./model"], ["org/a/b"], ["org/a@x", "org/a@x"], ["--help"]])
@@ -86,11 +83,11 @@ def test_a_candidate_that_is_no_name_on_the_hub_is_refused_in_the_settings(candi
 def test_the_same_model_with_other_weights_is_the_same(hub: HubServer, int8: Path) -> None:
     hub.add_repo("org/demo-llama-W8A8", int8)
     described = with_candidates(describe_model(MODEL, "main"), ["org/demo-llama-W8A8"], MODEL)
-    assert described.format == "fp16"
+    assert described.form.name == "fp16"
     (found,) = described.candidates.items()
-    assert (found[0], found[1].format) == ("w8a8", "int8")
+    assert (found[0], found[1].form.name) == ("w8a8", "int8")
     hub.requests.clear()
-    assert compare(described, found[1]) == ""
+    assert compare(described, found[1]) == found[1].note == ""
     assert not hub.requests_for("*/tokenizer.json"), "equal files need not be read"
 
 
@@ -109,7 +106,9 @@ def test_what_makes_it_another_model_is_named(hub: HubServer, int8: Path, tmp_pa
     larger = copied(int8, tmp_path / "larger", vocab_size=4160)
     assert refusal("larger", larger) == "vocab_size is 4160, and the model's is 4096"
     family = copied(int8, tmp_path / "family", architectures=["MistralForCausalLM"])
-    assert "architectures in config.json is ['MistralForCausalLM']" in refusal("family", family)
+    assert "architectures is ['MistralForCausalLM'], and the model's is ['LlamaForCausalLM']" in refusal(
+        "family", family
+    )
     token = refusal("token", with_token(copied(int8, tmp_path / "token")))
     assert token.startswith("token ")
     assert " has the id " in token
@@ -135,7 +134,7 @@ def test_a_candidate_becomes_a_variant_with_the_models_own_tokenizer(
     variant = Variant.read(directory / VARIANT)
     assert variant is not None
     assert (variant.method, variant.published, variant.bits) == ("published", True, 8)
-    assert variant.parameters["source"] == f"{hub.url}/org/chatty"
+    assert variant.parameters["source"] == "org/chatty"
     assert (variant.parameters["commit"], variant.parameters["format"]) == (chatty.commit, "int8")
     assert {file.path for file in variant.files} == {path.name for path in directory.iterdir()} - {VARIANT}
     assert json.loads((directory / "config.json").read_text())["comment"] == "the publisher's"
@@ -154,7 +153,7 @@ def test_a_16_bit_candidate_of_the_same_model_is_taken_too(hub: HubServer, stage
     fetch(stages, candidate(hub, "tuned", copied(BASE, tmp_path / "tuned")))
     variant = Variant.read(ModelStore(stages.store, MODEL).optimized("tuned") / VARIANT)
     assert variant is not None
-    assert (variant.bits, variant.dtype, variant.parameters["quant_method"]) == (16, "bfloat16", None)
+    assert (variant.bits, variant.dtype, variant.parameters["quant_method"]) == (16, "bfloat16", "")
 
 
 def test_a_damaged_candidate_is_left_out_and_the_others_are_fetched(
@@ -184,7 +183,7 @@ def test_weights_of_another_shape_are_another_models(
     path.unlink()
     save_file(tensors, path, {"format": "pt"})
     said = fetch(stages, candidate(hub, "wide", folder), code=13)
-    assert "org/wide is another model: model.norm.weight is [512], and the model's is [256]" in said
+    assert "org/wide is another model: model.norm has 512 weights, and the model's has 256" in said
 
 
 def test_a_fetch_that_was_cut_goes_on_where_it_stopped(hub: HubServer, stages: Stages, int8: Path) -> None:

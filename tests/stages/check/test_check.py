@@ -274,8 +274,9 @@ def test_candidates_are_compared_and_those_with_a_kernel_are_fetched(stages: Sta
     outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
     assert (outputs["variants"], outputs["with-candidates"]) == ("fp16,fp8", "true")
     (candidate,) = json.loads(outputs["candidates"])
-    assert (candidate["name"], candidate["source"], candidate["revision"]) == ("fp8", "org/fp8", "main")
-    assert candidate["stored"] == {"quant_method": "fp8", "format": "fp8", "bits": 8}
+    assert (candidate["name"], candidate["source"], candidate["note"]) == ("fp8", "org/fp8", "")
+    stored = {"quant_method": "fp8", "format": "fp8", "bits": 8}
+    assert candidate["parameters"] == {"source": "org/fp8", "revision": "main", "commit": candidate["commit"], **stored}
     assert len(candidate["commit"]) == 40
     assert outputs["left-out"] == "nvfp4: vLLM's CPU build has no nvfp4 kernel"
     other = Optimize(variants=("fp16",), candidates=("org/tiny",)).model_dump_json()
