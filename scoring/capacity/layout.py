@@ -1,6 +1,6 @@
 """How many GPUs a server gets and how long its context may be, where the settings leave that open.
 
-The reference decides: the others are served with the same figures. It is the largest, unless a candidate is larger.
+The largest variant that fits decides: the others are served with the same figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Layout:
-    """One server of the reference. It fits if there are no *reasons* against it."""
+    """One server of a variant. It fits if there are no *reasons* against it."""
 
     tensor_parallel_size: int
     context: int
@@ -65,13 +65,13 @@ def contradictions(model: Architecture, demand: Demand, storage: Storage = SIXTE
 
 def choose_layout(
     model: Architecture,
+    storage: Storage,
     accelerator: Accelerator,
     gpus: int,
     settings: MemorySettings,
     demand: Demand,
-    storage: Storage = SIXTEEN_BIT,
 ) -> Layout:
-    """Choose the fewest GPUs, at most *gpus*, on which the reference fits with room for the workload in flight, and the
+    """Choose the fewest GPUs, at most *gpus*, on which a variant fits with room for the workload in flight, and the
     longest context; that of *settings* is not read.
 
     If nothing fits, it is what was tried last, with the reasons. If no number of GPUs has room for all requests in

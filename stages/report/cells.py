@@ -54,13 +54,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Variants:
-    """The color and mark of each variant, the same in the whole page; style 0 is that of the reference, the first."""
+    """The color and mark of each variant, the same in the whole page; style 0 is fp16's."""
 
     styles: dict[str, int]
-
-    @property
-    def reference(self) -> str:
-        return next(iter(self.styles))
 
     def mark(self, name: str) -> Markup:
         return legend_mark(self.styles[name])

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from scoring.metrics import METRICS, TITLES, shown, span
+from scoring.names import REFERENCE
 from scoring.results import Change
 from stages.parts.records.production import Candidate, Production
 from stages.report.cells import percent, signed
@@ -18,7 +19,7 @@ class Tile:
     title: str
     value: str
     change: str
-    """The change from the reference, or why there is none."""
+    """The change from fp16, or why there is none."""
     interval: str = ""
     """95% interval of the change, or empty."""
     verdict: str = ""
@@ -26,7 +27,7 @@ class Tile:
 
 
 def sentences(reason: str) -> tuple[str, str]:
-    """Divide the decision's reason: the outcome, and the rest (comparison with the reference, excluded variants)."""
+    """Divide the decision's reason: the outcome, and the rest (comparison with fp16, excluded variants)."""
     second_part = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
     return (reason[: second_part.start()], reason[second_part.end() :]) if second_part else (reason, "")
 
@@ -43,25 +44,23 @@ def weights(decision: Production) -> str:
     )
 
 
-def tiles(winner: Candidate, reference: str) -> list[Tile]:
+def tiles(winner: Candidate) -> list[Tile]:
     """Show the winner's four metrics, and its cost where the platform has a price."""
-    metrics = [_tile(winner, metric, title, reference) for metric, title in TITLES.items()]
+    metrics = [_tile(winner, metric, title) for metric, title in TITLES.items()]
     if cost := winner.cost:
         reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"
         metrics.append(Tile("1 M output tokens", f"{cost.value:.3g} {cost.currency}", reach))
     return metrics
 
 
-def _tile(winner: Candidate, metric: str, title: str, reference: str) -> Tile:
+def _tile(winner: Candidate, metric: str, title: str) -> Tile:
     value = shown(metric, winner.raw[metric]) if metric in winner.raw else "–"
     change = winner.change.get(metric)
     if change:
         return Tile(title, value, *changed(change), verdict(metric, change))
-    if winner.variant == reference:
+    if winner.variant == REFERENCE:
         return Tile(title, value, "the reference for the other variants")
-    return Tile(
-        title, value, f"not comparable with {reference}" if winner.change else f"no {reference} to compare with"
-    )
+    return Tile(title, value, "not comparable with fp16" if winner.change else "no fp16 to compare with")
 
 
 def changed(change: Change) -> tuple[str, str]:

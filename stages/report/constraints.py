@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scoring.constraints import MEASURES, Constraints, meets
+from scoring.names import REFERENCE
 from scoring.results import divergence_measures
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation, measures_of
@@ -17,15 +18,12 @@ def constraints(decision: Production, evaluations: Sequence[Evaluation], variant
     A variant without an evaluation is shown as '–' where only that has the value."""
     limits = Constraints.model_validate(decision.profile.get("constraints", {})).limits()
     candidates = [candidate for candidate in decision.candidates if candidate.raw]
-    reference = decision.profile.get("reference", variants.reference)
+    reference = decision.profile.get("reference", REFERENCE)
     qualities = {candidate.variant: candidate.raw.get("quality") for candidate in candidates}
     quality = reference["quality"] if isinstance(reference, Mapping) else qualities.get(reference)
     by_variant = {evaluation.variant: evaluation for evaluation in evaluations}
     values = {
-        candidate.variant: _measures(
-            candidate, quality, by_variant.get(candidate.variant), is_reference=candidate.variant == variants.reference
-        )
-        for candidate in candidates
+        candidate.variant: _measures(candidate, quality, by_variant.get(candidate.variant)) for candidate in candidates
     }
     rows = []
     for name, limit in limits.items():
@@ -42,15 +40,13 @@ def constraints(decision: Production, evaluations: Sequence[Evaluation], variant
     return Table("constraints", (*heads("Measure", "Limit"), *variants.cells(values)), tuple(rows))
 
 
-def _measures(
-    candidate: Candidate, reference: float | None, evaluation: Evaluation | None, *, is_reference: bool
-) -> dict[str, float | None]:
+def _measures(candidate: Candidate, reference: float | None, evaluation: Evaluation | None) -> dict[str, float | None]:
     """Collect the variant's value of each measure that can be constrained; *reference* is the quality with which
     its own is compared."""
     quality, memory = candidate.raw.get("quality"), candidate.raw.get("memory")
     return {
         **(measures_of(evaluation.load, evaluation.goodput) if evaluation else {}),
-        **divergence_measures(candidate.divergence, is_reference=is_reference),
+        **divergence_measures(candidate.divergence, is_reference=candidate.variant == REFERENCE),
         "quality_recovery": quality / reference if quality is not None and reference else None,
         "memory_gib": memory / GIB if memory is not None else None,
     }

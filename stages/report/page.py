@@ -36,19 +36,18 @@ def contents(report: RunReport) -> dict[str, Any]:
     decision is absent without one, and what follows from evaluations without any."""
     decision = report.decision
     ranking = [candidate.variant for candidate in decision.candidates] if decision else []
-    reference = report.base.format if report.base else REFERENCE
 
     def rank(name: str) -> tuple[int, bool, str]:
-        """Sort by the ranking; variants outside of it come last, the reference before the others."""
-        return ranking.index(name) if name in ranking else len(ranking), name != reference, name
+        """Sort by the ranking; variants outside of it come last, fp16 before the others."""
+        return ranking.index(name) if name in ranking else len(ranking), name != REFERENCE, name
 
     evaluations = sorted(report.evaluations, key=lambda evaluation: rank(evaluation.variant))
     measured, made = (
         (evaluation.variant for evaluation in evaluations),
         (variant.variant for variant in report.variants),
     )
-    others = sorted({*ranking, *measured, *made} - {reference})
-    variants = Variants({reference: 0} | {name: 1 + number % (STYLES - 1) for number, name in enumerate(others)})
+    others = sorted({*ranking, *measured, *made} - {REFERENCE})
+    variants = Variants({REFERENCE: 0} | {name: 1 + number % (STYLES - 1) for number, name in enumerate(others)})
     shown: dict[str, Any] = {
         "report": report,
         "decision": decision,
@@ -74,7 +73,7 @@ def contents(report: RunReport) -> dict[str, Any]:
         shown |= {
             "reason": reason,
             "details": details,
-            "tiles": choice.tiles(decision.chosen, variants.reference),
+            "tiles": choice.tiles(decision.chosen),
             "weights": choice.weights(decision),
             "scores": scores.scores(decision, variants),
             "score_plots": scores.score_plots(decision, variants),

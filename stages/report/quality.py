@@ -1,9 +1,10 @@
-"""Quality of each variant, task by task, and its divergence from the reference."""
+"""Quality of each variant, task by task, and its divergence from fp16."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from scoring.names import REFERENCE
 from scoring.results import Divergence
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Paired, Production
@@ -18,18 +19,13 @@ def quality(evaluations: Sequence[Evaluation], decision: Production | None, vari
     for task in tasks.values():
         kind = "accuracy" if task.kind == "accuracy" else "bits per byte, lower is better"
         title = cell(task.task, kind, f"{task.items} items")
-        rows.append(
-            row(
-                title,
-                *(_score(evaluation, task.task, candidate, variants.reference) for evaluation, candidate in measured),
-            )
-        )
-    rows += _divergences([candidate.divergence if candidate else None for _, candidate in measured], variants.reference)
+        rows.append(row(title, *(_score(evaluation, task.task, candidate) for evaluation, candidate in measured)))
+    rows += _divergences([candidate.divergence if candidate else None for _, candidate in measured])
     names = variants.cells(evaluation.variant for evaluation in evaluations)
     return Table("quality", (*heads("Task"), *names), tuple(rows))
 
 
-def _score(evaluation: Evaluation, task: str, candidate: Candidate | None, reference: str) -> Cell:
+def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Cell:
     score = next((task_score for task_score in evaluation.quality if task_score.task == task), None)
     if score is None:
         return ABSENT
@@ -37,13 +33,13 @@ def _score(evaluation: Evaluation, task: str, candidate: Candidate | None, refer
     if candidate:
         small += [line for pair in candidate.against_fp16 if pair.task == task for line in _paired(pair)]
         recovery = candidate.recovery.get(task)
-        if candidate.variant != reference and recovery is not None:
+        if candidate.variant != REFERENCE and recovery is not None:
             small.append(f"recovery {percent(recovery, 1)}")
     return cell(f"{score.value:.4f}", *small)
 
 
 def _paired(pair: Paired) -> list[str]:
-    """Write the difference from the reference, and for accuracy the answers that changed."""
+    """Write the difference from fp16, and for accuracy the answers that changed."""
     difference, low, high = (signed(value, 4) for value in (pair.difference, pair.low, pair.high))
     lines = [f"{difference} ({low} to {high})"]
     if pair.p_value is not None:
@@ -51,7 +47,7 @@ def _paired(pair: Paired) -> list[str]:
     return lines
 
 
-def _divergences(divergences: Sequence[Divergence | None], reference: str) -> list[Row]:
+def _divergences(divergences: Sequence[Divergence | None]) -> list[Row]:
     """Make a row for each comparison, one cell for each variant; none where no divergence was measured."""
     first = next(filter(None, divergences), None)
     if first is None:
@@ -63,12 +59,12 @@ def _divergences(divergences: Sequence[Divergence | None], reference: str) -> li
     measure = "share of tokens with the same most likely next token"
     positions = f"{first.tokens:,} tokens of {first.documents} held-out texts"
     rows = [
-        each_of(cell(f"Divergence from {reference}", "KL in nats per token, lower is better"), _kl),
-        each_of(cell(f"Top-1 agreement with {reference}", measure, positions), _agreement),
+        each_of(cell("Divergence from fp16", "KL in nats per token, lower is better"), _kl),
+        each_of(cell("Top-1 agreement with fp16", measure, positions), _agreement),
     ]
     if first.greedy_agreement is not None:
         measure = "texts that are continued with the same tokens; below, the share of tokens before the first other one"
-        rows.append(each_of(cell(f"Greedy agreement with {reference}", measure), _greedy))
+        rows.append(each_of(cell("Greedy agreement with fp16", measure), _greedy))
     return rows
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from markupsafe import Markup
 
 from scoring.metrics import METRICS, TITLES, odds, shown, si, span
+from scoring.names import REFERENCE
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, row, signed
@@ -119,9 +120,7 @@ def trade_offs(decision: Production, variants: Variants) -> dict[str, Markup]:
 
 def _trade_off(measured: Sequence[Candidate], metric: str, winner: str, variants: Variants) -> Markup:
     factor, unit = _unit(metric, max(candidate.raw[metric] for candidate in measured))
-    reference = next(
-        (candidate.raw["quality"] for candidate in measured if candidate.variant == variants.reference), None
-    )
+    reference = next((candidate.raw["quality"] for candidate in measured if candidate.variant == REFERENCE), None)
     points = [
         plots.Point(
             variant=candidate.variant,
@@ -132,7 +131,7 @@ def _trade_off(measured: Sequence[Candidate], metric: str, winner: str, variants
             y_interval=_quality_interval(candidate, reference),
             chosen=candidate.variant == winner,
             eligible=not candidate.excluded,
-            reference=candidate.variant == variants.reference,
+            reference=candidate.variant == REFERENCE,
         )
         for candidate in measured
     ]
@@ -146,10 +145,10 @@ def _interval(candidate: Candidate, metric: str, factor: float) -> tuple[float, 
 
 
 def _quality_interval(candidate: Candidate, reference: float | None) -> tuple[float, float] | None:
-    """Compute the interval of the difference from the reference on the same items, placed at its quality.
+    """Compute the interval of the difference from fp16 on the same items, placed at fp16's quality.
 
-    The variant's own interval would hide that most of its noise is in the items, which both share. The reference has
-    no interval then. Where that was not measured (*reference* is None), it is the variant's own.
+    The variant's own interval would hide that most of its noise is in the items, which both share. fp16 has no interval
+    then. Where fp16 was not measured (*reference* is None), it is the variant's own.
     """
     if reference is None:
         return _interval(candidate, "quality", 1.0)

@@ -94,9 +94,6 @@ def test_candidates_are_measured_beside_a_published_int8_checkpoint_and_the_winn
         assert candidates[name]["raw"]["quality"] > 0
         directory = store.optimized(name)
         assert (directory / "chat_template.jinja").read_text() == (DEMO / "model" / "chat_template.jinja").read_text()
-    report = (store.run(document["run"]) / "report.html").read_text()
-    assert "Divergence from int8" in report
-    assert "fp16" not in report.replace("optimize-fp16", "").replace("[fp16", "").replace("- fp16", "")
     verified = pipeline.call("verify-decision", document["run"])
     assert verified.returncode == 0, verified.stderr
     scored = pipeline.call("score", document["run"], "--profile", "quality")

@@ -27,7 +27,7 @@ def sized(name: str) -> Architecture:
 
 
 def layout(name: str, gpu: str, demand: Demand = CHAT, gpus: int = 8, **serving: Any) -> Layout:
-    return choose_layout(sized(name), GPUS[gpu], gpus, MemorySettings(context=0, **serving), demand)
+    return choose_layout(sized(name), SIXTEEN_BIT, GPUS[gpu], gpus, MemorySettings(context=0, **serving), demand)
 
 
 @pytest.mark.parametrize(

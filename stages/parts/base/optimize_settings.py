@@ -63,7 +63,9 @@ class Optimize(Settings):
 
     def variants_of(self, published: str) -> tuple[str, ...]:
         """List the variants of a model *published* in this format, which takes the place of fp16."""
-        return tuple(dict.fromkeys(published if name == REFERENCE else name for name in self.variants))
+        if published == REFERENCE:
+            return self.variants
+        return tuple(dict.fromkeys((published, *(name for name in self.variants if name != REFERENCE))))
 
     @field_validator("variants")
     @classmethod

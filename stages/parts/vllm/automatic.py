@@ -183,7 +183,7 @@ def _on_gpus(
 ) -> Decided:
     serving, demand = required.serving, required.demand(model)
     storage = required.storage_of(required.reference)
-    layout = choose_layout(model, accelerator, place.gpus, memory_settings(serving), demand, storage)
+    layout = choose_layout(model, storage, accelerator, place.gpus, memory_settings(serving), demand)
     size = layout.tensor_parallel_size
     mistakes = list(contradictions(model, demand, storage))
     if size > place.gpus:
