@@ -116,6 +116,10 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -
     try:
         with set_current_vllm_config(settings), set_default_torch_dtype(computed), torch.device("meta"):
             quantization = get_quantization_config(next(filter(None, overrides), form.method)).from_config(stated)
+            if computed not in quantization.get_supported_act_dtypes():
+                return f"vLLM does not compute {form.name} in {computed}"
+            if serves_on_gpu() and not current_platform.has_device_capability(quantization.get_min_capability()):
+                return f"vLLM needs compute capability {quantization.get_min_capability() / 10} for {form.name}"
             for layer, sizes in _linear_layers(config):
                 shape = " × ".join(map(str, sizes))
                 ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
