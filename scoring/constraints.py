@@ -13,13 +13,13 @@ from scoring.closed import Closed
 from scoring.metrics import Metric
 
 MEASURES: Final[dict[str, Metric]] = {
-    "quality_recovery": Metric("× fp16", True, "quality divided by fp16's quality"),
+    "quality_recovery": Metric("× reference", True, "quality divided by the reference's"),
     "top1_agreement": Metric(
-        "0–1", True, "share of positions at which variant and fp16 give the same token the highest probability"
+        "0–1", True, "share of positions at which variant and reference give the same token the highest probability"
     ),
-    "greedy_agreement": Metric("0–1", True, "share of prompts to which variant and fp16 give the same greedy answer"),
+    "greedy_agreement": Metric("0–1", True, "share of prompts that variant and reference answer alike, greedily"),
     "kl_divergence": Metric(
-        "nats/token", False, "mean KL divergence of the variant's next-token distribution from fp16's"
+        "nats/token", False, "mean KL divergence of the variant's next-token distribution from the reference's"
     ),
     "ttft_p95_ms": Metric("ms", False, "95th percentile of the time to first token"),
     "tpot_p95_ms": Metric("ms", False, "95th percentile of the time per output token after the first"),

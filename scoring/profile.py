@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from scoring.constraints import Constraints
 from scoring.criteria import Criteria
+from scoring.names import REFERENCE
 
 
 class Profile(Criteria):
@@ -17,6 +18,10 @@ class Profile(Criteria):
     constraints: Constraints = Constraints()
     """The limits that a variant must meet to be chosen at all. Unless ``anchors`` says otherwise, quality counts 0 at
     the limit of ``quality_recovery``."""
+
+    def for_format(self, published: str) -> Self:
+        """Compare with the variant in the format in which the model was *published* in place of fp16."""
+        return self.model_copy(update={"reference": published}) if self.reference == REFERENCE else self
 
     @model_validator(mode="before")
     @classmethod

@@ -93,7 +93,7 @@ def score(
 
     run = folder(store, name)
     stored = read_stored(run)
-    other = _profile(stored.basis.profile, profile, assignments or [])
+    other = _profile(stored.basis.profile, profile, assignments or []).for_format(stored.basis.base.format)
     basis = stored.basis.model_copy(update={"profile": other.model_dump(mode="json")})
     decision = decide(basis, stored.evaluations, stored.samples(), stored.asked())
     changed = _changes(stored.decision, decision)

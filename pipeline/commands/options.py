@@ -66,6 +66,15 @@ WorkloadOption = Annotated[
     str | None,
     typer.Option(envvar="SLIPWAY_WORKLOAD", help="Load to measure with: a name in configs/workloads, or a YAML file."),
 ]
+CandidatesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--candidate",
+        metavar="NAME[@REVISION]",
+        help="Another checkpoint of the same model on the Hub, such as one in FP8, that is measured, too: "
+        "optimize.candidates. Its variant is named as its repository, without the model's own name.",
+    ),
+]
 AllowIncompleteOption = Annotated[
     bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
 ]
@@ -74,6 +83,11 @@ ContextOption = Annotated[
     str | None,
     typer.Option("--context", help="Context of the kubeconfig, with --engine argo. Default: the current one."),
 ]
+
+
+def candidates_set(candidates: Sequence[str] | None) -> list[str]:
+    """Make the assignment that sets the *candidates* of ``--candidate``, if there are any."""
+    return [f"optimize.candidates={json.dumps(candidates)}"] if candidates else []
 
 
 class WorkflowEngine(StrEnum):

@@ -13,12 +13,14 @@ import typer
 from pipeline.commands.options import (
     STORE,
     AnyModelArgument,
+    CandidatesOption,
     Commands,
     ConfigOptions,
     ProfileOption,
     RevisionOption,
     StoreOption,
     WorkloadOption,
+    candidates_set,
     model_store,
 )
 from pipeline.runs.engine import Printout
@@ -61,6 +63,7 @@ def plan(
     accelerators: AcceleratorsOption = None,
     every: AllOption = False,
     workload: WorkloadOption = None,
+    candidates: CandidatesOption = None,
     *,
     options: ConfigOptions,
     store: StoreOption = STORE,
@@ -75,11 +78,14 @@ def plan(
     from pipeline.planning.page import page
     from pipeline.planning.refusal import refuse_adapters
     from stages.parts.machine.accelerators import catalogue
+    from stages.parts.model.candidates import with_candidates
     from stages.parts.model.description import describe_model
+    from stages.parts.model.name import ModelName
 
-    settings = options.load(workload=workload)
+    settings = options.load(workload=workload, assignments=candidates_set(candidates))
     gpus, described = catalogue(accelerators), describe_model(model, revision)
     refuse_adapters(settings, described)
+    described = with_candidates(described, settings.optimize.candidates, ModelName.parse(model).id)
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(

@@ -10,6 +10,7 @@ import typer
 from pipeline.commands.options import (
     AllowIncompleteOption,
     AnyModelArgument,
+    CandidatesOption,
     Commands,
     ConfigOptions,
     FollowOption,
@@ -18,6 +19,7 @@ from pipeline.commands.options import (
     RunArgument,
     Where,
     WorkloadOption,
+    candidates_set,
 )
 from pipeline.runs.engine import Printout, RunRequest
 
@@ -30,6 +32,7 @@ def run(
     revision: RevisionOption = "main",
     profile: ProfileOption = None,
     workload: WorkloadOption = None,
+    candidates: CandidatesOption = None,
     budget: Annotated[
         float | None, typer.Option(help="Minutes for measuring all variants of a model: workload.budget_minutes.")
     ] = None,
@@ -49,7 +52,7 @@ def run(
     Acquires the model, makes and measures its variants, publishes the best one, and serves it. Results that are there
     already and have not changed are reused, so a repeated run does no work twice.
     """
-    flags = ["optimize.allow_incomplete=true"] if allow_incomplete else []
+    flags = [*candidates_set(candidates), *(["optimize.allow_incomplete=true"] if allow_incomplete else [])]
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
     settings = where.settings(options, profile=profile, workload=workload, assignments=flags)
     request = RunRequest(model, revision, serve=serve, refresh=refresh, force=force)

@@ -23,9 +23,7 @@ from scoring.capacity.plan import Option, PlanRequest, Targets, options
 from scoring.capacity.speed import Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
 from scoring.closed import PlanRecord
-from scoring.names import REFERENCE
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
-from stages.parts.base.formats import storage_of
 from stages.parts.base.store import ModelStore
 from stages.parts.model.description import Description
 from stages.parts.vllm.automatic import Place, Requirements, decide
@@ -115,8 +113,8 @@ def make_plan(
     targets: Targets | None = None,
     store: ModelStore | None = None,
 ) -> PlanDocument:
-    """Plan a model. The run's configuration says what is not passed. The *store* may have answers of its reference, and
-    evaluations by which the predicted times are corrected.
+    """Plan a model and its candidates. The run's configuration says what is not passed. The *store* may have answers of
+    its reference, and evaluations by which the predicted times are corrected.
 
     Raises:
         UnusableModel: the model can't be sized; the message names what can't.
@@ -132,9 +130,10 @@ def make_plan(
         model = read_architecture(described.config)
         context = context or (length if isinstance(length, int) else model.longest_context)
         _refuse_context(context, sum(workload.longest()), model.longest_context)
+        required = Requirements(config.serving, config.workload, config.optimize).of(described)
         request = PlanRequest(
             model=with_stored(model, described.parameters),
-            formats={name: storage_of(name, config.optimize.group_size) for name in config.optimize.variants},
+            formats={name: required.storage_of(name) for name in required.optimize.variants},
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
             requests=Requests(workload.prompt_tokens, workload.output_tokens),
@@ -195,7 +194,7 @@ def automatic(
 ) -> tuple[Automatic, ...]:
     """Decide the serving settings that a run would take on each type of GPU. The *store* may have answers of the
     reference."""
-    required = requirements(config, store, described.commit)
+    required = requirements(config, store, described)
     places = [Place(name, accelerator, accelerator.gpus_per_node) for name, accelerator in accelerators.items()]
     with contextlib.suppress(ConfigError):  # vLLM need not be installed where a plan is made
         if (own := place_of(config)) and own.accelerator is None:
@@ -220,12 +219,12 @@ def _automatic(described: Description, required: Requirements, place: Place) -> 
     )
 
 
-def _naming_more_nodes(run: Automatic, layouts: Sequence[Option]) -> Automatic:
+def _naming_more_nodes(run: Automatic, layouts: Sequence[Option], reference: str) -> Automatic:
     """Say of a run that is refused whether its model would fit on several nodes."""
     for layout in layouts:
         nodes, place = layout.pipeline_parallel_size, (layout.accelerator, layout.variant)
-        if run.refused and layout.fits and nodes > 1 and place == (run.accelerator, REFERENCE):
-            fits = f"{REFERENCE} fits on {nodes} nodes of {layout.tensor_parallel_size}"
+        if run.refused and layout.fits and nodes > 1 and place == (run.accelerator, reference):
+            fits = f"{reference} fits on {nodes} nodes of {layout.tensor_parallel_size}"
             return run.model_copy(update={"notes": (*run.notes, f"{fits}, which is beyond what a run does")})
     return run
 
@@ -293,7 +292,7 @@ def _document(
         targets=request.targets,
         currency=config.platform.currency,
         options=_offered(layouts, runs),
-        automatic=tuple(_naming_more_nodes(run, layouts) for run in runs),
+        automatic=tuple(_naming_more_nodes(run, layouts, described.form.name) for run in runs),
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
         assumptions=tuple(Assumed(**vars(figure)) for figure in ASSUMPTIONS),
     )

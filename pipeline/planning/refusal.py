@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import (
@@ -22,6 +23,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.model.adapter import check_adapters, parse_source
+from stages.parts.model.candidates import with_candidates
 from stages.parts.model.description import Description, describe_directory, describe_model
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -29,39 +31,50 @@ from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here, refuse_contradictions
 from stages.parts.vllm.model_classes import refuse_without_torchvision
 
+Answer = TypeVar("Answer")
+
 PATIENCE_S: Final = 10.0
 """Without an answer by then, a run is submitted without this check, and checks itself."""
 
 
 def decide_before(config: RunConfig, name: ModelName, revision: str, store: ModelStore | None = None) -> Decided | None:
-    """Decide what *auto* will mean in a run, or return None if that is known only during it.
+    """Decide what *auto* will mean in a run, or return None if that is known only during it. Name what is left out.
 
     Args:
         store: where the model may lie already, on one machine.
 
     Raises:
         UnknownName: the catalogue has no accelerator of the platform's name.
-        UnusableModel: the model, or an adapter, can't be served, wherever it runs.
+        UnusableModel: the model, or an adapter, can't be served, wherever it runs; or a candidate is another model.
         NotInstalled: it can't be served on this machine.
         ConfigError: the settings contradict each other, the model or the hardware; every contradiction is named.
     """
     place, described = place_of(config), _described(name, revision, store)
-    required = requirements(config, store, described.commit if described else None)
-    if described and not config.platform.cluster:
+    if described is None:
+        return None
+    required = requirements(config, store, described)
+    if not config.platform.cluster:
         refuse_without_torchvision(described)
-    if described:
-        refuse_adapters(config, described, store)
-    if described and place:
-        return decide(described, required, place)
-    if described:
+    refuse_adapters(config, described, store)
+    try:
+        described = _in_time(partial(with_candidates, described, config.optimize.candidates, name.id))
+    except UnusableModel:
+        raise
+    except SlipwayError as error:
+        sys.stderr.write(f"note: the run itself will check the candidates: {error}\n")
+    if place is None:
         refuse_contradictions(described, required)
-    return None
+        return None
+    decided = decide(described, required, place)
+    without = (f"without {variant}: {why}" for variant, why in decided.left_out.items())
+    sys.stderr.writelines(f"note: {note}\n" for note in (*decided.notes, *without))
+    return decided
 
 
-def requirements(config: RunConfig, store: ModelStore | None, commit: str | None) -> Requirements:
+def requirements(config: RunConfig, store: ModelStore | None, described: Description) -> Requirements:
     """Gather what a run's servers depend on. Answers that a *store* elsewhere may have are taken to be there."""
-    reference, tasks = config.profile.reference_variant, config.workload.quality_tasks
-    kept = store is None or are_kept(store, reference, commit, tasks)
+    reference = config.profile.for_format(described.form.name).reference_variant
+    kept = store is None or are_kept(store, reference, described.commit, config.workload.quality_tasks)
     return Requirements(config.serving, config.workload, config.optimize, reference, answers_kept=kept)
 
 
@@ -91,9 +104,9 @@ def place_of(config: RunConfig) -> Place | None:
     return Place(cluster.accelerator, accelerators[cluster.accelerator], most)
 
 
-def _in_time(ask: Callable[[], Description]) -> Description:
+def _in_time(ask: Callable[[], Answer]) -> Answer:
     """Return what *ask* returns, or raise what it raises, or HubUnavailable if it takes too long."""
-    answer: Future[Description] = Future()
+    answer: Future[Answer] = Future()
 
     def wait() -> None:
         try:

@@ -5,11 +5,13 @@ on one machine.
              +- check ---+- optimize-awq  -+- evaluate - select - serve         on exit: ending
                          +- optimize-gptq -+
                          +- optimize-int8 -+
+                         +- candidates ----+
 
 The template is the same for every configuration of variants and workload: those are parameters of a run. ``check``
 says which variants were asked for and can be served where ``evaluate`` runs; the others are skipped. It also decides
-what ``auto`` means in the serving settings, and how large a pod ``evaluate`` needs. Only fp16 has to succeed; a
-quantized variant that fails is left out of the selection and named in the report.
+what ``auto`` means in the serving settings, and how large a pod ``evaluate`` needs. Only fp16 has to succeed, which is
+the model as it was published, whatever its format; a quantized variant or a candidate that fails is left out of the
+selection and named in the report.
 On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, canary-90, approve,
 canary-100, serve. Those in between are skipped where there is nothing to compare a release with.
 """
@@ -28,6 +30,7 @@ from pipeline.workflow import pods
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, settings_of
 from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import (
+    CANDIDATES,
     COMMIT,
     COMPARED,
     OPTIMIZE_MEMORY,
@@ -37,6 +40,7 @@ from pipeline.workflow.stage_templates import (
     RUN_DIRECTORY,
     SERVED,
     SERVING,
+    WITH_CANDIDATES,
     add_templates,
     exit_handler,
     workflow_parameter,
@@ -134,12 +138,20 @@ def _tasks(platform: Platform) -> None:
             depends="acquire" if variant == REFERENCE and not sized else "acquire && check",
             when=None if variant == REFERENCE else f"{_checked(variant)} == true",
         )
-    quantizing_ended = " && ".join(_over(f"optimize-{variant}") for variant in quantized_formats())
+    Task(
+        name=CANDIDATES,
+        template=CANDIDATES,
+        arguments={CANDIDATES: _checked(CANDIDATES)},
+        depends="acquire && check",
+        when=f"{_checked(WITH_CANDIDATES)} == true",
+    )
+    others = (*(f"optimize-{variant}" for variant in quantized_formats()), CANDIDATES)
+    others_ended = " && ".join(map(_over, others))
     Task(
         name="evaluate",
         template="evaluate",
         arguments={name: _checked(name) for name in (SERVED, SERVING, *platform.stages.evaluate.automatic)},
-        depends=f"check && optimize-{REFERENCE} && {quantizing_ended}",
+        depends=f"check && optimize-{REFERENCE} && {others_ended}",
     )
     Task(name="select", template="select", depends="evaluate")
 

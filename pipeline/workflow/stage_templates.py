@@ -48,6 +48,10 @@ SERVING: Final = "serving"
 """The output of check with the serving settings, with a number in place of every *auto*."""
 OPTIMIZE_MEMORY: Final = "optimize-memory"
 """The output of check with the memory that a quantizer needs which loads the whole model."""
+CANDIDATES: Final = "candidates"
+"""The output of check with the candidates to fetch, as JSON; the template and the task that fetch them."""
+WITH_CANDIDATES: Final = "with-candidates"
+"""The output of check that says whether there are any."""
 EXIT_HANDLER: Final = "end-and-publish"
 PUBLISHING: Final = "publish-report"
 """The step of the exit handler that keeps the report in the cluster's artifact repository."""
@@ -100,9 +104,14 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         stages.check,
         (*_flags("model"), *commit, *_flags("settings=optimize", "serving", "workload", "profile"), *most),
         inputs=("commit",),
-        outputs=(*quantized_formats(), SERVED, SERVING, *AUTOMATIC, OPTIMIZE_MEMORY, "left-out"),
+        outputs=(
+            *(*quantized_formats(), CANDIDATES, WITH_CANDIDATES, SERVED, SERVING, *AUTOMATIC),
+            *(OPTIMIZE_MEMORY, "left-out"),
+        ),
         secrets=hub,
     )
+    fetch = (*_flags("model"), "--candidates", _input(CANDIDATES))
+    yield StageTemplate("acquire", stages.acquire, fetch, CANDIDATES, inputs=(CANDIDATES,), secrets=hub)
     optimize = (*_flags("model"), "--method", _input("method"), *_flags("settings=optimize"))
     # Rewriting weights may need less than calibrating.
     for name, asks in (("optimize", stages.optimize), (REWRITING, stages.rewrite)):

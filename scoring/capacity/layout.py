@@ -51,7 +51,7 @@ class Layout:
     """By how many bytes each GPU is short, if nothing but memory speaks against it."""
 
 
-def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
+def contradictions(model: Architecture, demand: Demand, storage: Storage = SIXTEEN_BIT) -> Iterator[str]:
     """Name the settings that no hardware can meet."""
     longest, context = model.longest_context, demand.context
     if context and context > longest:
@@ -61,7 +61,7 @@ def contradictions(model: Architecture, demand: Demand) -> Iterator[str]:
         limit = f"max_model_len is {context:,}" if short else f"the model was made for {longest:,}"
         yield f"the workload's requests have up to {demand.longest_request:,} tokens, and {limit}"
     if size := demand.tensor_parallel_size:
-        for why in undivided(model, SIXTEEN_BIT, Parallelism(size)):
+        for why in undivided(model, storage, Parallelism(size)):
             yield f"tensor_parallel_size {size}: {why}"
 
 

@@ -53,6 +53,8 @@ class Storage:
     """Compute capabilities of GPUs for which vLLM has kernels: from the first to below the second."""
     arithmetic: Literal["bf16", "fp8", "int8"] = "bf16"
     """The type in which matrices are multiplied where the tensor cores have it; bf16 elsewhere."""
+    unexplained_bytes: int = 0
+    """Bytes of a published checkpoint that are not calculated, such as of layers that it keeps in 16 bits."""
 
     def with_group_size(self, group_size: int) -> Storage:
         scales = (replace(scale, inputs=group_size) if scale.adjustable else scale for scale in self.scales)

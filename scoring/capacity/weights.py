@@ -95,11 +95,17 @@ def count_parameters(model: Architecture) -> Parameters:
 
 def stored_bytes(model: Architecture, storage: Storage) -> int:
     """Bytes of a variant's safetensors files, without their headers."""
-    total = count_parameters(model).total * HALF
+    total = count_parameters(model).total * HALF + storage.unexplained_bytes
     for layer, layers in model.counted.items():
         for matrix in layer.matrices(model.hidden):
             total += layers * (storage.stored_bytes(matrix) - matrix.parameters * HALF)
     return total
+
+
+def explained(model: Architecture, storage: Storage, weights_bytes: int) -> Storage:
+    """Complete the *storage* of a published checkpoint of that many bytes; 0 if their number is not known."""
+    unexplained = weights_bytes - stored_bytes(model, storage) if weights_bytes else 0
+    return replace(storage, unexplained_bytes=unexplained)
 
 
 def loaded_bytes(model: Architecture, storage: Storage, tensor_parallel_size: int) -> tuple[int, ...]:
@@ -120,6 +126,7 @@ def loaded_bytes(model: Architecture, storage: Storage, tensor_parallel_size: in
 
     by_layer = {layer: layer_bytes(layer) for layer in model.counted}
     undivided = (model.other + model.outside) * HALF  # vLLM loads the other parts, or most of them
+    undivided += storage.unexplained_bytes // size  # mostly layers in 16 bits, which it divides
     return (*map(by_layer.__getitem__, model.layers), embedding, 0 if model.tied else embedding, undivided + tables)
 
 

@@ -56,6 +56,7 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
                 license=checkpoint.license,
                 architecture=checkpoint.architecture,
                 parameters=checkpoint.parameters,
+                format=checkpoint.format,
                 files=files,
                 digest=files_digest(files),
                 acquired_at=datetime.now(UTC),

@@ -19,7 +19,7 @@ from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError, UnusableModel
-from stages.parts.base.formats import FORMATS, quantized_formats
+from stages.parts.base.formats import FORMATS, quantized_formats, why_not_from
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
@@ -30,18 +30,20 @@ from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus, hardware, total_memory_bytes
 from stages.parts.model.adapter import check_adapters
+from stages.parts.model.candidates import Candidate, Candidates, with_candidates
 from stages.parts.model.corpora import own_files
-from stages.parts.model.description import chat_files, describe_commit
+from stages.parts.model.description import Description, describe_commit, small_files_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
-from stages.parts.vllm.automatic import Decided, Requirements, decide, place_here
-from stages.parts.vllm.kernels import experts_of, missing_kernels
+from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide, place_here
+from stages.parts.vllm.kernels import experts_of, missing_for_published, missing_kernels
 from stages.parts.vllm.lora import refuse_unserved
 from stages.parts.vllm.model_classes import refuse_unknown_class, refuse_without_torchvision
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.sizing import quantizer_bytes
 
+FROM_16_BIT: Final = "name the model from which that was made, in 16 or 32 bit"
 HINT: Final = (
     "run where vLLM can serve it, or leave the variant out of optimize.variants; with "
     "--set optimize.make_unservable=true it is made all the same, for another machine"
@@ -66,34 +68,35 @@ def main() -> None:
         if adapters := check_adapters(described, serving.adapters, store):
             refuse_unserved(adapters, [str(name) for name in described.config["architectures"]])
         place = place_here(catalogue(), arguments.gpus, _bytes(arguments.memory))
-        reference, tasks = profile.reference_variant, workload.quality_tasks if workload else ()
-        kept = are_kept(store, reference, arguments.commit, tasks)
+        described = with_candidates(described, optimize.candidates, store.model)
+        reference = profile.for_format(described.form.name).reference_variant
+        kept = are_kept(store, reference, arguments.commit, workload.quality_tasks if workload else ())
         required = Requirements(serving, workload, optimize, reference, answers_kept=kept)
         decided = decide(described, required, place)
         check_replicas(decided.serving)
-        with chat_files(store, described) as directory:
+        with small_files_of(described) as directory:
             chats = replace(chat_model(directory), tokenizer=None)
         check_parsers(*chosen_parsers(serving, chats))
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
-        unserved = missing_kernels(experts_of(described.config), serving.dtype, lora=bool(adapters))
-        missing: dict[str, str] = {name: why for name, why in unserved.items() if name in optimize.variants}
+        missing = _without_kernels(described, decided, serving.dtype, lora=bool(adapters))
         missing |= _too_large_to_load(optimize, decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
         if reference in missing and not decided.serving.reference:
-            raise UnusableModel(
-                missing[reference], hint="run where it can be served, such as on a GPU; see also profile.reference"
-            )
-        if not (served := [name for name in optimize.variants if name not in missing]):
+            raise UnusableModel(missing[reference], hint=NO_KERNEL)
+        if not (served := [name for name in decided.variants if name not in missing]):
             raise UnusableModel("; ".join(f"{name}: {why}" for name, why in missing.items()), hint=HINT)
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len
         length = f", with {context:,} tokens of context" if context else ""
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
-            report.left_out(why, hint=HINT)
-    to_make = optimize.variants if optimize.make_unservable else served
+            report.left_out(why, hint=FROM_16_BIT if why_not_from(described.form.name, name) else HINT)
+    to_make = () if described.form.method else optimize.variants if optimize.make_unservable else served
     for quantized in quantized_formats():
         program.write_output(quantized, str(quantized in to_make).lower())
+    fetched = tuple(Candidate.of(name, model) for name, model in described.candidates.items() if name in served)
+    program.write_output("candidates", canonical_json(Candidates(fetched)))
+    program.write_output("with-candidates", str(bool(fetched)).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     # What evaluate takes, and what its pod needs.
@@ -103,6 +106,15 @@ def main() -> None:
         program.write_output(name, f"{math.ceil(size / GIB)}Gi")
     program.write_output("optimize-memory", f"{math.ceil(quantizer_bytes(decided.weights_bytes) / GIB)}Gi")
     print(",".join(served))
+
+
+def _without_kernels(described: Description, decided: Decided, dtype: str, *, lora: bool) -> dict[str, str]:
+    """Say of the variants for which vLLM has no kernels here why; *lora*: whether adapters are served with them."""
+    unserved = {} if described.form.method else missing_kernels(experts_of(described.config), dtype, lora=lora)
+    for name, model in described.all.items():
+        if model.form.method and name in decided.variants:
+            unserved[name] = missing_for_published(model.form, model.config, dtype)
+    return {name: why for name in decided.variants if (why := unserved.get(name))}
 
 
 def _bytes(amount: str) -> int:

@@ -33,7 +33,7 @@ from stages.parts.base.store import NAME, ModelStore, exclusive
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
-from stages.parts.records.acquired import read_intact
+from stages.parts.records.acquired import format_of_base, read_intact
 from stages.parts.records.evaluation import Evaluation, Refused
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -47,7 +47,7 @@ def main() -> None:
             raise InvalidName(f"{name!r} is not a variant's name", hint="such as fp16,gptq")
     workload = parse_json(Workload, arguments.workload, "--workload")
     serving = parse_json(Serving, arguments.serving, "--serving")
-    profile = parse_json(Profile, arguments.profile, "--profile")
+    profile = parse_json(Profile, arguments.profile, "--profile").for_format(format_of_base(store))
     if (reference := profile.reference_variant) and reference not in names and not serving.reference:
         raise ConfigError(f"{reference} is not among the variants", hint="the others are compared with it")
     check_gpus()

@@ -20,7 +20,8 @@ from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.question import CHAT, PLAIN, QuestionTask, Served, values
 from stages.parts.base.store import write_json
-from stages.parts.vllm.client import Access, chat_template
+from stages.parts.model.description import chat_template
+from stages.parts.vllm.client import Access
 
 MODULE: Final = "stages.evaluate.harness"
 VARIABLES: Final[dict[str, str]] = {}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +12,10 @@ from typing import Any, Final
 from stages.parts.base.errors import DamagedModel, NothingToServe
 from stages.parts.base.store import ModelStore
 from stages.parts.model.checkpoint import CONFIG, check_configuration, weight_files
-from stages.parts.model.safetensors import Tensor, read_headers
+from stages.parts.model.safetensors import FLOATS, Tensor, main_dtype, read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference, files_digest
 
-FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-NAMES: Final = {**FLOATS, "I8": "int8", "I32": "int32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 SIXTEEN_BIT: Final = ("float16", "bfloat16")
-WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 BLOCK_WEIGHT: Final = re.compile(r"^(.*?)\.\d+\..*\.weight$")
 """A weight in a numbered block. Embeddings and the head are in no block, and stay in 16 bit."""
 MAX_16_BIT_SHARE: Final = 0.1
@@ -38,6 +33,11 @@ class Base:
     @property
     def architecture(self) -> str:
         return self.record.architecture
+
+    @property
+    def format(self) -> str:
+        """That in which the model was published: fp16 for 16 or 32 bit."""
+        return self.record.format
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
@@ -72,12 +72,6 @@ class Base:
         """The type of what a variant keeps in 16 bit: the model's own 16-bit type, or bfloat16 for a wider model."""
         return self.dtype if self.dtype in SIXTEEN_BIT else "bfloat16"
 
-    @property
-    def carried(self) -> tuple[str, ...]:
-        """The files that a variant has unchanged from the base: tokenizer, templates, license, generation config."""
-        names = [file.path for file in self.record.files]
-        return tuple(name for name in names if name != CONFIG and not name.endswith(WEIGHTS))
-
     def setting(self, name: str) -> Any:
         """Read a value in ``config.json``; for a multimodal model, from its ``text_config`` if it is there."""
         text = self.config.get("text_config")
@@ -90,7 +84,7 @@ def read_base(store: ModelStore) -> Base:
     Raises:
         NothingToServe: the model was not acquired yet.
         DamagedModel: the record or ``config.json`` is malformed, or a file does not match the record.
-        UnusableModel: the model is already quantized.
+        UnusableModel: see ``check_configuration``.
     """
     acquire_again = f"run acquire again: python -m stages.acquire --model {store.model}"
     record = Acquired.read(store.base / ACQUIRED)
@@ -104,17 +98,3 @@ def read_base(store: ModelStore) -> Base:
         raise DamagedModel(f"base/ does not match its record: {wrong}", hint=acquire_again)
     check_configuration(store.base)
     return Base(store.base, record, json.loads((store.base / CONFIG).read_bytes()))
-
-
-def main_dtype(tensors: Iterable[Tensor]) -> str:
-    """Find the floating-point type of most bytes in *tensors*; empty if no tensor is floating-point."""
-    sizes = {name: size for name, size in bytes_by_type(tensors).items() if name in FLOATS.values()}
-    return max(sizes, key=sizes.__getitem__, default="")
-
-
-def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Count the bytes of *tensors* by type: 'bfloat16', 'int32', …"""
-    sizes: Counter[str] = Counter()
-    for tensor in tensors:
-        sizes[NAMES.get(tensor.dtype, tensor.dtype)] += tensor.end - tensor.start
-    return dict(sorted(sizes.items()))

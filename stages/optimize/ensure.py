@@ -8,18 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize.base_model import Base, bytes_by_type, main_dtype, read_base
+from scoring.names import REFERENCE
+from stages.optimize.base_model import Base, read_base
 from stages.optimize.calibration import calibration_digest
 from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
-from stages.parts.base.formats import FORMATS
-from stages.parts.base.log import say
+from stages.parts.base.formats import FORMATS, Quantizer, why_not_from
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
-from stages.parts.model.safetensors import Tensor, find_not_finite
-from stages.parts.records.acquired import File, difference, files_digest
-from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.model.published import AsPublished
+from stages.parts.model.safetensors import Tensor, bytes_by_type, find_not_finite, main_dtype
+from stages.parts.records.acquired import File, files_digest
+from stages.parts.records.variant import VARIANT, Variant, existing
 from stages.parts.vllm.arguments import installed_version
 
 READABLE: Final = 0o644
@@ -29,21 +30,24 @@ Identity = dict[str, Any]
 
 
 def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, bool]:
-    """Return the variant that the method *name* makes, and whether it had to be made now.
+    """Return the variant that the method *name* makes, and whether it had to be made now; of a model published in 8 or
+    4 bits there is only the one with the name of its format.
 
     Raises:
         UnknownName, ConfigError: a setting is wrong, or the calibration text can't be used.
         NothingToServe, DamagedModel, UnusableModel: see ``read_base``.
         QuantizationFailed: nothing was published.
     """
-    if name not in FORMATS:
-        raise UnknownName("method", name, FORMATS)
     base = read_base(store)
+    if name not in (*FORMATS, base.format):
+        raise UnknownName("method", name, FORMATS)
+    if why := why_not_from(base.format, name):
+        raise QuantizationFailed(f"{name} can't be made: {why}", hint="name the model from which that was made")
     identity = identify(name, base, settings)
     key = digest_of(identity)
     if variant := existing(store, name, key):
         return variant, False
-    FORMATS[name].quantizer.check(settings, base)
+    quantizer_of(name, base).check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):
         # Another process may have made it while this one waited; another configuration, before.
         other = Variant.read_if_intact(store.optimized(name) / VARIANT)
@@ -54,9 +58,13 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
             return build(store, name, base, settings, identity), True
 
 
+def quantizer_of(name: str, base: Base) -> Quantizer:
+    return AsPublished() if base.format != REFERENCE else FORMATS[name].quantizer
+
+
 def identify(name: str, base: Base, settings: Optimize) -> Identity:
     """Name all that determines the variant's files."""
-    quantizer = FORMATS[name].quantizer
+    quantizer = quantizer_of(name, base)
     parameters = quantizer.parameters(settings, base)
     calibration = settings.calibration
     return {
@@ -70,27 +78,16 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
     }
 
 
-def existing(store: ModelStore, name: str, key: str) -> Variant | None:
-    """Find the published variant with this key, if all its files exist and have the recorded sizes."""
-    variant = Variant.read_if_intact(store.optimized(name) / VARIANT, "making it again")
-    if variant is None or variant.key != key:
-        return None
-    if wrong := difference(store.optimized(name), variant.files):
-        say(f"the {name} variant is damaged ({wrong}); making it again")
-        return None
-    return variant
-
-
 def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity: Identity) -> Variant:
     """Quantize, verify, describe, publish."""
     started = time.monotonic()
     with store.building(store.optimized(name)) as work:
-        peak = FORMATS[name].quantizer.quantize(settings, base, work)
+        peak = quantizer_of(name, base).quantize(settings, base, work)
         weights = verify(name, base, work, identity["parameters"])
         for path in work.iterdir():
             if path.stat().st_mode & READABLE != READABLE:
                 path.chmod(READABLE)  # safetensors writes files that only their owner may read
-        place_tree(base.directory, work, base.carried)
+        place_tree(base.directory, work, base.record.carried)
         paths = sorted(path for path in work.rglob("*") if path.is_file())
         files = tuple(File.of(work, path.relative_to(work).as_posix()) for path in paths)
         variant = Variant(
@@ -117,7 +114,7 @@ def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]
         QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN, infinity or other values.
     """
     try:
-        bits = FORMATS[name].quantizer.verify(base, directory, parameters)
+        bits = quantizer_of(name, base).verify(base, directory, parameters)
         tensors = read_weights(directory)
         check_finite(tensors.values())
     except (ValueError, DamagedModel) as error:

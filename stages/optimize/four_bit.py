@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
-from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, MAX_16_BIT_SHARE, Base
+from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
 from stages.optimize.calibration import KIND
 from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.language_part import LanguagePart, language_part
@@ -39,7 +39,7 @@ from stages.parts.machine.process import Contained
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
 from stages.parts.model.corpora import read_documents, text_path
-from stages.parts.model.safetensors import Tensor, read_header
+from stages.parts.model.safetensors import FLOATS, Tensor, read_header
 
 GROUP_SIZES: Final = (128, 64, 32)
 WIDTH: Final = 4096

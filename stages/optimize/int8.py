@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from scoring.capacity.storage import LINEAR, Scales, Storage
-from stages.optimize.base_model import BLOCK_WEIGHT, FLOATS, MAX_16_BIT_SHARE, Base
+from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
 from stages.optimize.shards import (
     Entry,
     blocks,
@@ -34,7 +34,7 @@ from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.checkpoint import CONFIG
-from stages.parts.model.safetensors import BITS, Tensor, read_header
+from stages.parts.model.safetensors import BITS, FLOATS, Tensor, read_header
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stages.optimize.base_model import FLOATS, Base
+from stages.optimize.base_model import Base
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.store import write_json
 from stages.parts.model.checkpoint import CONFIG, INDEX
-from stages.parts.model.safetensors import BITS, Tensor, read_headers
+from stages.parts.model.safetensors import BITS, FLOATS, Tensor, read_headers
 
 if TYPE_CHECKING:
     import numpy as np

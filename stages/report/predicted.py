@@ -32,7 +32,7 @@ def predictions(
         if (variant := by_name.get(evaluation.variant)) is None:
             continue
         try:
-            prediction = predict(base, evaluation, variant, accelerators)
+            prediction = predict(base, evaluation, variant, accelerators, store.optimized(evaluation.variant))
         except NotSizeable:
             continue
         if prediction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scoring.metrics import si
+from scoring.names import REFERENCE
 from stages.parts.base.program import Outcome
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import Evaluation, by_machine
@@ -16,7 +17,8 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
     """Describe the model, and what its variants were measured on and with."""
     facts = []
     if base:
-        model = f"{base.model}, {base.architecture}, {si(base.parameters)} weights"
+        published = "" if base.format == REFERENCE else f", published in {base.format}"
+        model = f"{base.model}, {base.architecture}, {si(base.parameters)} weights{published}"
         facts.append(Fact("Model", f"{model}, license {base.license or 'not stated'}"))
         facts.append(Fact("Source", f"{base.source}, commit", code=base.commit))
     if not evaluations:

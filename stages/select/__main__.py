@@ -10,7 +10,9 @@ from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.settings import parse_json
+from stages.parts.model.candidates import names_of
 from stages.parts.model.name import ModelName
+from stages.parts.records.acquired import format_of_base
 from stages.parts.records.production import Price
 from stages.parts.releases.release import current_release
 from stages.select.selection import select
@@ -20,13 +22,15 @@ from stages.select.sentences import markdown
 def main() -> None:
     arguments = _arguments()
     store = ModelName.parse(arguments.model).store()
-    profile = parse_json(Profile, arguments.profile, "--profile")
+    published = format_of_base(store)
+    profile = parse_json(Profile, arguments.profile, "--profile").for_format(published)
     optimize = parse_json(Optimize, arguments.optimize, "--optimize")
+    variants = [*optimize.variants_of(published), *names_of(optimize.candidates, store.model, published)]
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
         allow = optimize.allow_incomplete
-        selection = select(store, profile, list(optimize.variants), price=price, serve=serve, allow_incomplete=allow)
+        selection = select(store, profile, variants, price=price, serve=serve, allow_incomplete=allow)
         decision = selection.decision
         if selection.reused:
             where = "in production" if current_release(store) == decision.release else "published"

@@ -310,7 +310,9 @@ def test_each_stage_reaches_what_it_needs_and_no_more():
                     reaches[stage].add(name)
     everyone = {"stages-resolve-names", "pods-report-to-the-api-server"}
     for stage, policies in reaches.items():
-        extra = {"stages-reach-the-hub"} if stage in ("resolve", "acquire", "check", "evaluate") else set()
+        extra = (
+            {"stages-reach-the-hub"} if stage in ("resolve", "acquire", "candidates", "check", "evaluate") else set()
+        )
         extra |= {"serve-reaches-the-cluster"} if stage in ("rollout", "ending") else set()
         assert policies == everyone | extra
     nothing_in = of_kind(found, "NetworkPolicy")["nothing-comes-in"]["spec"]

@@ -100,7 +100,7 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
         assert template["activeDeadlineSeconds"] > 0
         assert template["retryStrategy"]["limit"] == 3
         container = template["container"]
-        program = {"optimize-rewrite": "optimize"}.get(name, name)
+        program = {"optimize-rewrite": "optimize", "candidates": "acquire"}.get(name, name)
         assert container["command"] == ["python", "-m", f"stages.{program}"]
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
         mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
@@ -112,7 +112,7 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
 
 @pytest.mark.parametrize(
     ("secret", "stages"),
-    [("HF_TOKEN", {"resolve", "acquire", "check", "evaluate"}), ("SLIPWAY_API_KEY", {"serve", "ending"})],
+    [("HF_TOKEN", {"resolve", "acquire", "check", "candidates", "evaluate"}), ("SLIPWAY_API_KEY", {"serve", "ending"})],
 )
 def test_a_secret_is_a_reference_and_only_where_it_is_needed(compiled, secret, stages):
     with_secret = set()

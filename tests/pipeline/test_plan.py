@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "docs" / "plan.schema.json"
 PUBLISHED: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "scoring" / "published_models.yaml").read_text())
 SHARD = "model-00001-of-00001.safetensors"
+FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}}
 LLAMA_8B, LLAMA_70B = 8_030_261_248, 70_553_706_496
 
 
@@ -35,6 +36,7 @@ def hub() -> Iterator[HubServer]:
         for name, parameters in (("llama-3.1-8b", LLAMA_8B), ("llama-3.1-70b", LLAMA_70B)):
             server.add_repo(f"org/{name}", published(PUBLISHED[name]["config"], parameters))
         server.add_repo("org/unknown", published(PUBLISHED["llama-3.1-8b"]["config"] | {"model_type": "rwkv7"}, 10**9))
+        server.add_repo("org/llama-3.1-8b-FP8", published(PUBLISHED["llama-3.1-8b"]["config"] | FP8, LLAMA_8B))
         deepseek = PUBLISHED["deepseek-v3"]["config"]
         server.add_repo("org/deepseek-v3", published(deepseek, count_parameters(read_architecture(deepseek)).total))
         yield server
@@ -190,3 +192,23 @@ def test_a_plan_takes_less_than_two_seconds_and_imports_nothing_heavy(hub: HubSe
     assert ended.stderr.splitlines()[-1] == "[]"
     # The time of the processor: other tests share it.
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2
+
+
+def test_a_published_checkpoint_is_planned_by_its_own_format_and_size(hub: HubServer) -> None:
+    found = document(hub, "org/llama-3.1-8b-FP8", "--gpu", "l4,a100-80")
+    assert found["stored_bytes"] == {"fp8": len(b"weights")}
+    assert found["parameters"]["total"] == LLAMA_8B
+    assert {option["variant"] for option in found["options"]} == {"fp8"}
+    why = "it is made from 16-bit weights, and the model is published in fp8"
+    assert all(run["left_out"] == dict.fromkeys(("awq", "gptq", "int8"), why) for run in found["automatic"])
+
+
+def test_candidates_are_planned_beside_the_variants(hub: HubServer) -> None:
+    found = document(hub, "org/llama-3.1-8b", "--candidate", "org/llama-3.1-8b-FP8", "--gpu", "h100")
+    assert list(found["stored_bytes"]) == ["fp16", "awq", "gptq", "int8", "fp8"]
+    assert any(option["variant"] == "fp8" and option["fits"] for option in found["options"])
+    refused = plan(hub, "org/llama-3.1-8b", "--candidate", "org/llama-3.1-70b")
+    assert refused.returncode == 13
+    assert (
+        "candidate org/llama-3.1-70b is another model: hidden_size is 8192, and the model's is 4096" in refused.stderr
+    )

@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stages.parts.vllm.client import Access, chat_template
+from stages.parts.model.description import chat_template
+from stages.parts.vllm.client import Access
 from stages.parts.vllm.completions import GREEDY, post, usable
 
 CHAT: Final = "/v1/chat/completions"

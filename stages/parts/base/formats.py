@@ -116,6 +116,13 @@ def quantized_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name != REFERENCE)
 
 
+def why_not_from(published: str, name: str) -> str:
+    """Say why the variant *name* can't be made from a model *published* in this format; empty if it can."""
+    if published in (REFERENCE, name):
+        return ""
+    return f"it is made from 16-bit weights, and the model is published in {published}"
+
+
 def storage_of(name: str, group_size: int) -> Storage:
     """Describe how the format *name* stores weights with this setting of ``optimize.group_size``."""
     return FORMATS[name].storage.with_group_size(group_size)

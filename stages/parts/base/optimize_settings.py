@@ -7,9 +7,11 @@ from typing import Literal
 from pydantic import field_validator
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE
-from stages.parts.base.errors import UnknownName
+from scoring.names import REFERENCE
+from stages.parts.base.errors import InvalidName, UnknownName
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import Positive, Settings
+from stages.parts.base.store import directory_name
 
 
 class Calibration(Settings):
@@ -31,6 +33,8 @@ class Optimize(Settings):
 
     variants: tuple[str, ...] = ("fp16", "awq", "gptq", "int8")
     """Names of ``stages.parts.base.formats``. ``profile.reference``, fp16 by default, has to be among them."""
+    candidates: tuple[str, ...] = ()
+    """Checkpoints of the same model on the Hub that are measured, too: ``org/name`` or ``org/name@revision``."""
     group_size: Literal[32, 64, 128] = DEFAULT_GROUP_SIZE
     """Weights that share one scale in awq and gptq. It must divide the input widths of the layers. 32 is the most exact
     and largest."""
@@ -43,6 +47,24 @@ class Optimize(Settings):
     """What happens if a variant of ``variants`` could not be made or measured. False: the best of the others is
     published, but neither served nor put in production, and the run ends with exit code 45. True: it is used like any
     other winner. A variant that can't be served on this machine is left out beforehand and is not missing."""
+
+    @field_validator("candidates")
+    @classmethod
+    def _on_the_hub(cls, candidates: tuple[str, ...]) -> tuple[str, ...]:
+        for candidate in candidates:
+            try:
+                directory_name(candidate.partition("@")[0])
+            except InvalidName as error:
+                raise ValueError(f"{error}; a candidate is org/name or org/name@revision, as on the Hub") from error
+        if len(set(candidates)) < len(candidates):
+            raise ValueError("candidates names a checkpoint twice")
+        return candidates
+
+    def variants_of(self, published: str) -> tuple[str, ...]:
+        """List the variants of a model *published* in this format, which takes the place of fp16."""
+        if published == REFERENCE:
+            return self.variants
+        return tuple(dict.fromkeys((published, *(name for name in self.variants if name != REFERENCE))))
 
     @field_validator("variants")
     @classmethod

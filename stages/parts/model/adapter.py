@@ -88,7 +88,8 @@ def describe_adapter(source: str) -> Adapter:
     listing = hub.describe(name.id, revision)
     check_files(listing.paths, source)
     config = parse_object(hub.read_small(name.id, listing.commit, CONFIG), CONFIG)
-    return _checked(Adapter(source, config, hub.tensor_shapes(name.id, listing.commit, WEIGHTS)))
+    tensors = hub.read_tensors(name.id, listing.commit, WEIGHTS)
+    return _checked(Adapter(source, config, {tensor.name: tensor.shape for tensor in tensors}))
 
 
 def read_adapter(directory: Path, source: str) -> Adapter:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
+from stages.parts.model.published import format_of
 from stages.parts.model.safetensors import damaged, find_not_finite, read_header
 from stages.parts.model.unservable import NO_PICKLES, SAME_MODEL, refuse_kind, unknown_layout
 
@@ -50,7 +51,9 @@ class Checkpoint:
     license: str | None
     """The identifier from the model card."""
     parameters: int
-    """Count of weights over all tensors."""
+    """Count of weights over all tensors, as many as they were before they were packed."""
+    format: str
+    """That in which the publisher stores them; fp16 for 16 or 32 bit."""
 
 
 def small_files(paths: Iterable[str]) -> list[str]:
@@ -127,10 +130,10 @@ def read_config(paths: Collection[str], read: Callable[[str], bytes]) -> dict[st
 
 def refuse_unservable(config: Mapping[str, Any], paths: Collection[str] = ()) -> None:
     """Refuse, with UnusableModel, a model that config.json or the names of its files show to be of another kind, to
-    need its own code, or to be quantized already."""
+    need its own code, or to be quantized in a way that can't be served."""
     refuse_kind(config, paths)
     _refuse_own_code(config, CONFIG, config)
-    refuse_quantized(config)
+    format_of(config, paths)
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
         raise UnusableModel("config.json names no 'architectures' and 'model_type'", hint=SAME_MODEL)
@@ -172,15 +175,6 @@ def _refuse_own_code(content: Mapping[str, Any], name: str, config: Mapping[str,
         )
 
 
-def refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Refuse, with UnusableModel, a model that is already quantized."""
-    if quantization := config.get("quantization_config") or config.get("compression_config"):
-        method = quantization.get("quant_method", "method unknown") if isinstance(quantization, dict) else "?"
-        raise UnusableModel(
-            f"the model is already quantized ({method})", hint="name the model from which it was made, in 16 or 32 bit"
-        )
-
-
 def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     """Read every header and every weight of the complete checkpoint in *directory*.
 
@@ -198,10 +192,15 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
         if located := find_not_finite(tensors.values()):
             tensor, element = located
             raise damaged(f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})")
-    parameters = sum(tensor.count for tensors in headers.values() for tensor in tensors.values())
+    form = format_of(parse_object((directory / CONFIG).read_bytes(), CONFIG))
+    parameters = sum(form.count(tensor) for tensors in headers.values() for tensor in tensors.values())
     if not parameters:
         raise DamagedModel(f"{' '.join(weights)} holds no weights", hint="name another model or --revision")
-    return Checkpoint(architecture, card_license(directory / CARD), parameters)
+    try:
+        form.check({name: tensor for tensors in headers.values() for name, tensor in tensors.items()})
+    except ValueError as error:
+        raise damaged(str(error)) from error
+    return Checkpoint(architecture, card_license(directory / CARD), parameters, form.name)
 
 
 def card_license(card: Path) -> str | None:

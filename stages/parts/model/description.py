@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +16,18 @@ from scoring.capacity.families import BYTES
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import CONFIG, INDEX, SINGLE, parse_object, read_config, weight_files
+from stages.parts.model.checkpoint import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    likely_weights,
+    parse_object,
+    read_config,
+    weight_files,
+)
 from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
+from stages.parts.model.published import PublishedFormat, format_of
 from stages.parts.model.safetensors import read_headers
 from stages.parts.records.acquired import ACQUIRED, Acquired
 
@@ -38,6 +47,31 @@ class Description:
     """In the checkpoint; None if its index does not tell."""
     tensors: frozenset[str] = frozenset()
     """Their names in the checkpoint; empty if they are not known."""
+    weights_bytes: int = 0
+    """Of the files that hold the weights."""
+    directory: Path | None = None
+    """Where its files lie; None on the Hub."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the files on the Hub, by path, in the Hub's algorithms."""
+    revision: str = ""
+    candidates: Mapping[str, Description] = field(default_factory=dict)
+    """Other checkpoints of the same model, by the names of their variants."""
+    note: str = ""
+    """What of a candidate differs from the model, but does not matter."""
+
+    @cached_property
+    def form(self) -> PublishedFormat:
+        """The format in which it was published. Its name is that of the reference variant."""
+        return format_of(self.config)
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.directory.iterdir()} if self.directory else {*self.digests}
+
+    @property
+    def all(self) -> dict[str, Description]:
+        """The model and its candidates, by the names of their variants."""
+        return {self.form.name: self, **self.candidates}
 
 
 def describe_model(source: str, revision: str) -> Description:
@@ -52,7 +86,18 @@ def describe_model(source: str, revision: str) -> Description:
         return describe_directory(name.directory, source)
     listing = hub.describe(name.id, revision)
     config = read_config(listing.paths, partial(hub.read_small, name.id, listing.commit))
-    return Description(name.id, listing.commit, config, *_tensors(name.id, listing.commit, listing.paths, config))
+    weights = likely_weights(listing.paths)
+    count, tensors = _tensors(name.id, listing.commit, listing.paths, config)
+    return Description(
+        name.id,
+        listing.commit,
+        config,
+        count,
+        tensors,
+        sum(file.size_bytes for file in listing.files if file.path in weights),
+        digests={file.path: str(file.sha256 or file.git_sha1) for file in listing.files},
+        revision=revision,
+    )
 
 
 def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
@@ -64,17 +109,32 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
 
 
 @contextlib.contextmanager
-def chat_files(store: ModelStore, described: Description) -> Iterator[Path]:
-    """Find a directory that has the model's configuration and chat templates: the store's or the model's own, or one
-    that is filled from the Hub and removed afterwards. Raises the errors of ``describe_model``."""
+def small_files_of(described: Description, names: Collection[str] = (CONFIG, *CHAT_FILES)) -> Iterator[Path]:
+    """Find a directory that has files of a model, by default its configuration and chat templates: the store's or the
+    model's own, or one that is filled from the Hub and removed afterwards. Raises the errors of ``describe_model``."""
     if described.commit is None:
-        yield ModelName.parse(described.model).directory or store.base
+        yield described.directory or Path()
         return
-    with tempfile.TemporaryDirectory(prefix="slipway-chat-") as folder:
-        present = set(hub.describe(described.model, described.commit).paths)
-        for name in present.intersection((CONFIG, *CHAT_FILES)):
+    with tempfile.TemporaryDirectory(prefix="slipway-files-") as folder:
+        for name in described.digests.keys() & set(names):
             (Path(folder) / name).write_bytes(hub.read_small(described.model, described.commit, name))
         yield Path(folder)
+
+
+def chat_template(directory: Path) -> str:
+    """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
+    templates = [text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
+    with contextlib.suppress(ValueError, AttributeError):
+        stated = json.loads(text_of(directory / "tokenizer_config.json")).get("chat_template")
+        templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
+    return "\n".join(filter(None, templates))
+
+
+def text_of(path: Path) -> str:
+    """Read a file; empty if it can't be read as text."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def tensor_shapes(described: Description, base: Path | None = None) -> dict[str, tuple[int, ...]]:
@@ -90,8 +150,8 @@ def tensor_shapes(described: Description, base: Path | None = None) -> dict[str,
         index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
         files = sorted(set(index.get("weight_map", {}).values()))
     with ThreadPoolExecutor(REQUESTS) as pool:
-        headers = pool.map(lambda path: hub.tensor_shapes(model, commit, path), files)
-        return {name: shape for header in headers for name, shape in header.items()}
+        headers = pool.map(lambda path: hub.read_tensors(model, commit, path), files)
+        return {tensor.name: tensor.shape for header in headers for tensor in header}
 
 
 def describe_directory(directory: Path, source: str) -> Description:
@@ -102,16 +162,19 @@ def describe_directory(directory: Path, source: str) -> Description:
         raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
     paths = local_sizes(directory)
     config = read_config(paths, lambda name: (directory / name).read_bytes())
-    tensors = read_headers(directory / path for path in weight_files(paths, directory))
-    return Description(source, None, config, sum(tensor.count for tensor in tensors.values()), frozenset(tensors))
+    files = weight_files(paths, directory)
+    tensors = read_headers(directory / path for path in files)
+    size = sum(paths[path] for path in files)
+    count = sum(map(format_of(config).count, tensors.values()))
+    return Description(source, None, config, count, frozenset(tensors), size, directory)
 
 
 def _tensors(
     model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]
 ) -> tuple[int | None, frozenset[str]]:
     if SINGLE in paths:  # an index beside it is left over
-        shapes = hub.tensor_shapes(model, commit, SINGLE)
-        return sum(map(math.prod, shapes.values())), frozenset(shapes)
+        tensors = hub.read_tensors(model, commit, SINGLE)
+        return sum(map(format_of(config).count, tensors)), frozenset(tensor.name for tensor in tensors)
     index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
     metadata, names = (index.get(field) for field in ("metadata", "weight_map"))
     count = _count(metadata if isinstance(metadata, dict) else {}, config)
@@ -119,6 +182,8 @@ def _tensors(
 
 
 def _count(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    if format_of(config).method:  # config.json tells it better than an index of packed weights
+        return None
     if isinstance(count := metadata.get("total_parameters"), int):
         return count
     parts = (config, config.get("text_config") or {})

@@ -30,7 +30,7 @@ from stages.parts.base.errors import (
     SlipwayError,
 )
 from stages.parts.base.log import say
-from stages.parts.model.safetensors import damaged
+from stages.parts.model.safetensors import Tensor, damaged
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -167,8 +167,8 @@ def dataset_file(file: DatasetFile) -> Path:
         ) from error
 
 
-def tensor_shapes(model: str, commit: str, path: str) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the tensors in a safetensors file from its header: two requests for a range of bytes.
+def read_tensors(model: str, commit: str, path: str) -> list[Tensor]:
+    """Read the header of a safetensors file: two requests for a range of bytes.
 
     Raises the errors of ``describe``, and DamagedModel if it is not a safetensors file.
     """
@@ -177,7 +177,10 @@ def tensor_shapes(model: str, commit: str, path: str) -> dict[str, tuple[int, ..
     for attempt in _retrying():
         with attempt, _our_errors(model, commit, path):
             metadata = HfApi().parse_safetensors_file_metadata(model, path, revision=commit)
-    return {name: tuple(tensor.shape) for name, tensor in metadata.tensors.items()}
+    return [
+        Tensor(Path(path), name, str(tensor.dtype), tuple(tensor.shape), *tensor.data_offsets)
+        for name, tensor in metadata.tensors.items()
+    ]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,14 @@ BITS: Final = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-# A float is NaN or infinite exactly when all bits of its exponent are set.
+FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NAMES: Final = {**FLOATS, "I8": "int8", "I32": "int32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
+# A float is NaN or infinite exactly when all bits of its exponent are set; of F8_E4M3, which has no infinity, and of
+# F8_E8M0, which is an exponent alone, when all bits but the sign are.
 EXPONENT: Final = {
+    "F8_E4M3": ("<u1", 0x7F),
+    "F8_E5M2": ("<u1", 0x7C),
+    "F8_E8M0": ("<u1", 0xFF),
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
     "F32": ("<u4", 0x7F80_0000),
@@ -95,10 +102,24 @@ def read_headers(paths: Iterable[Path]) -> dict[str, Tensor]:
     return {name: tensor for path in sorted(paths) for name, tensor in read_header(path).items()}
 
 
+def main_dtype(tensors: Iterable[Tensor]) -> str:
+    """Find the floating-point type of most bytes in *tensors*; empty if no tensor is floating-point."""
+    sizes = {name: size for name, size in bytes_by_type(tensors).items() if name in FLOATS.values()}
+    return max(sizes, key=sizes.__getitem__, default="")
+
+
+def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
+    """Count the bytes of *tensors* by type: 'bfloat16', 'int32', …"""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        sizes[NAMES.get(tensor.dtype, tensor.dtype)] += tensor.end - tensor.start
+    return dict(sorted(sizes.items()))
+
+
 def find_not_finite(tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
     """Find the first tensor with NaN or an infinite value, and the index of that value; None if all values are finite.
 
-    Reads each byte once, in blocks. Skips types other than F16, BF16, F32 and F64.
+    Reads each byte once, in blocks. Skips integers, and floats of 4 and 6 bits, which have neither.
     """
     import numpy as np
 

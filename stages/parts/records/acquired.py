@@ -7,11 +7,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
 
+from pydantic import Field
+
+from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.record import Record
-from stages.parts.base.store import digest_of, sha256_of
+from stages.parts.base.store import ModelStore, digest_of, sha256_of
 
 ACQUIRED: Final = "acquired.json"
+WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 
 
 class File(Record):
@@ -40,11 +44,25 @@ class Acquired(Record):
     architecture: str
     """Of an adapter, PEFT's type."""
     parameters: int
-    """Count of weights over all tensors."""
+    """Count of weights over all tensors, as many as they were before they were packed."""
+    format: str = Field(default=REFERENCE, exclude_if=lambda value: value == REFERENCE)
+    """That in which the publisher stores it; fp16 for 16 or 32 bit. It is the name of the reference variant."""
     files: tuple[File, ...]
     digest: str
     """``files_digest(files)``: a part of the key of every variant."""
     acquired_at: datetime
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The files that a variant has unchanged: tokenizer, templates, license, generation config."""
+        names = (file.path for file in self.files)
+        return tuple(name for name in names if name != "config.json" and not name.endswith(WEIGHTS))
+
+
+def format_of_base(store: ModelStore) -> str:
+    """Read the format in which the model in ``base/`` was published; fp16 if there is none yet."""
+    record = Acquired.read_if_intact(store.base / ACQUIRED)
+    return record.format if record else REFERENCE
 
 
 def read_intact(directory: Path) -> Acquired:

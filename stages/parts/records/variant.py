@@ -8,8 +8,10 @@ from typing import Any, Final
 from pydantic import Field
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE
+from stages.parts.base.log import say
 from stages.parts.base.record import Record
-from stages.parts.records.acquired import File
+from stages.parts.base.store import ModelStore
+from stages.parts.records.acquired import File, difference
 
 VARIANT: Final = "variant.json"
 
@@ -42,6 +44,22 @@ class Variant(Record):
     created_at: datetime
 
     @property
+    def published(self) -> bool:
+        """Whether a publisher made it."""
+        return "quant_method" in self.parameters
+
+    @property
     def group_size(self) -> int:
         """Inputs that share one scale; the default for a method without such groups, which does not use it."""
         return int(self.parameters.get("group_size", DEFAULT_GROUP_SIZE))
+
+
+def existing(store: ModelStore, name: str, key: str) -> Variant | None:
+    """Find the published variant with this key, if all its files exist and have the recorded sizes."""
+    variant = Variant.read_if_intact(store.optimized(name) / VARIANT, "making it again")
+    if variant is None or variant.key != key:
+        return None
+    if wrong := difference(store.optimized(name), variant.files):
+        say(f"the {name} variant is damaged ({wrong}); making it again")
+        return None
+    return variant

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from scoring.units import MIB
-from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import compute_capability, core_parts, gpus
 from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG, sees
+from stages.parts.model.published import format_of
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -94,8 +95,12 @@ def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
         capability = compute_capability()
         able = capability is None or capability >= BFLOAT16_CAPABILITY
         return "bfloat16" if able and _stored_dtype(config) != "float16" else "float16"
-    record = FORMATS.get(_method(model) or config.get("quantization_config", {}).get("quant_method"))
-    return "bfloat16" if record and record.only_16_bit else cpu_dtype(processor())
+    method = _method(model) or ""
+    if method not in FORMATS:
+        with contextlib.suppress(UnusableModel):
+            method = format_of(config).name
+    only_16_bit = method not in FORMATS or FORMATS[method].only_16_bit
+    return "bfloat16" if only_16_bit else cpu_dtype(processor())
 
 
 def _method(model: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,17 +15,17 @@ from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.layout import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
-from scoring.capacity.weights import stored_bytes, with_stored
+from scoring.capacity.weights import explained, stored_bytes, with_stored
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
-from stages.parts.base.errors import ConfigError
-from stages.parts.base.formats import storage_of
+from stages.parts.base.errors import ConfigError, UnusableModel
+from stages.parts.base.formats import quantized_formats, storage_of, why_not_from
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import gpus, hardware, query_gpus
-from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.machine.processor import Processor, cpu_dtype, processor
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
@@ -39,6 +40,7 @@ from stages.parts.vllm.sizing import (
     why_not_planned,
 )
 
+NO_KERNEL: Final = "run where vLLM has one, such as on a GPU, or name another model"
 WEIGHTS_SHARE: Final = 0.85
 """The most of the memory that weights should take where nothing else can be calculated."""
 
@@ -55,6 +57,8 @@ class Place:
     """The machine's memory; None if it is not known."""
     dtype: str = "bfloat16"
     """The type in which vLLM computes without a GPU."""
+    processor: Processor | None = None
+    """None if it is not known."""
 
     def __str__(self) -> str:
         return f"{self.gpus} × {self.name}" if self.accelerator else self.name
@@ -69,8 +73,10 @@ class Decided:
     memory_bytes: int
     """For the pod that measures, ``/dev/shm`` included."""
     shared_bytes: int
+    variants: tuple[str, ...] = ()
+    """Those that can be made from the model, and the candidates."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why a variant can't be served with these settings."""
+    """Why a variant can't be made from the model, or served with these settings."""
     notes: tuple[str, ...] = ()
     weights_bytes: int = 0
     """Of the model in 16 bit; 0 if that is not known."""
@@ -85,9 +91,32 @@ class Requirements:
     """The requests; None if their lengths do not matter."""
     optimize: Optimize
     reference: str = REFERENCE
-    """The variant that the others are compared with; empty if fixed values are in its place."""
+    """The variant that the others are compared with; empty if fixed values are in its place. fp16 stands for the format
+    in which the model was published."""
     answers_kept: bool = False
     """Whether the reference's answers to the workload's questions were kept before."""
+    published: Mapping[str, Storage] = field(default_factory=dict)
+    """How the variants are stored that are taken as they were published, but for a reference in 16 or 32 bit."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why variants can't be made from the model."""
+
+    def of(self, described: Description) -> Requirements:
+        """Adapt them to a model and its candidates."""
+        form, published = described.form.name, {}
+        with contextlib.suppress(NotSizeable):
+            model = with_stored(read_architecture(described.config), described.parameters)
+            for name, one in described.all.items():
+                if one.form.method or name in described.candidates:
+                    published[name] = explained(model, one.form.storage, one.weights_bytes)
+        names = self.optimize.variants_of(form)
+        left_out = {name: why for name in names if (why := why_not_from(form, name))}
+        kept = (*(name for name in names if name not in left_out), *described.candidates)
+        optimize = self.optimize.model_copy(update={"variants": kept})
+        reference = form if self.reference == REFERENCE else self.reference
+        return replace(self, optimize=optimize, reference=reference, published=published, left_out=left_out)
+
+    def storage_of(self, variant: str) -> Storage:
+        return self.published.get(variant) or storage_of(variant, self.optimize.group_size)
 
     def demand(self, model: Architecture) -> Demand:
         size, context = self.serving.tensor_parallel_size, self.serving.max_model_len
@@ -99,13 +128,13 @@ class Requirements:
         )
 
     def bytes_of(self, model: Architecture, variant: str) -> int:
-        return stored_bytes(model, storage_of(variant, self.optimize.group_size))
+        return stored_bytes(model, self.storage_of(variant))
 
     def storages(self, model: Architecture) -> dict[str, Storage]:
         """Describe how the variants store their weights, the largest first."""
         sizes = {variant: self.bytes_of(model, variant) for variant in self.optimize.variants}
         by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)
-        return {variant: storage_of(variant, self.optimize.group_size) for variant in by_size}
+        return {variant: self.storage_of(variant) for variant in by_size}
 
 
 def place_here(
@@ -114,7 +143,7 @@ def place_here(
     """Describe this machine. *most_gpus* and *memory_bytes* may serve one replica; None: all that it has."""
     memory_bytes = memory_bytes or hardware().memory_bytes
     if most_gpus == 0 or not serves_on_gpu():
-        return Place("this machine", None, 0, memory_bytes, cpu_dtype(processor()))
+        return Place("this machine", None, 0, memory_bytes, cpu_dtype(processor()), processor())
     devices = gpus()
     name = accelerator_of(devices[0], accelerators)
     accelerator = accelerators[name] if name else _unlisted(devices[0].partition(",")[0])
@@ -126,12 +155,23 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
     """Choose a number for every ``auto`` in the serving settings.
 
     A model that can't be sized gets as many GPUs as its weights need, and its own longest context. Raise ConfigError if
-    settings contradict each other, the model or the hardware; every contradiction is named."""
+    settings contradict each other, the model or the hardware; every contradiction is named. Raise UnusableModel if vLLM
+    surely has no kernel for the format in which the model was published."""
+    required = required.of(described)
+    on_cpu = {
+        name: why
+        for name, model in described.all.items()
+        if not place.accelerator and (why := model.form.missing_on_cpu(model.config, place.processor))
+    }
+    if required.reference in on_cpu:
+        raise UnusableModel(on_cpu[required.reference], hint=NO_KERNEL)
     decided = _decide(described, required, place)
+    left_out = {**required.left_out, **on_cpu, **decided.left_out}
     if why := why_not_quantized(described.tensors):
-        quantized = (variant for variant in required.optimize.variants if variant != REFERENCE)
-        return replace(decided, left_out={**decided.left_out, **dict.fromkeys(quantized, why)})
-    return decided
+        left_out |= dict.fromkeys((name for name in required.optimize.variants if name in quantized_formats()), why)
+    variants = tuple(name for name in required.optimize.variants if name not in left_out)
+    notes = (f"candidate {model.model}: {model.note}" for model in described.candidates.values() if model.note)
+    return replace(decided, variants=variants, left_out=left_out, notes=(*decided.notes, *notes))
 
 
 def _decide(described: Description, required: Requirements, place: Place) -> Decided:
@@ -145,7 +185,7 @@ def _decide(described: Description, required: Requirements, place: Place) -> Dec
             decided = _on_cpu(model, required, place, described.model)
         return replace(decided, weights_bytes=stored_bytes(model, SIXTEEN_BIT))
     except NotSizeable as error:
-        weights = HALF * (described.parameters or 0)
+        weights = described.weights_bytes if described.form.method else HALF * (described.parameters or 0)
         return _unplanned(required.serving, place, weights, note=f"{described.model} can't be sized: {error}")
 
 
@@ -166,7 +206,7 @@ def _on_gpus(
     def layout_of(variant: str, demand: Demand) -> Layout:
         return choose_layout(model, storages[variant], accelerator, place.gpus, memory_settings(serving), demand)
 
-    mistakes = list(contradictions(model, demand))
+    mistakes = list(contradictions(model, demand, storages.get(required.reference, SIXTEEN_BIT)))
     if demand.tensor_parallel_size and demand.tensor_parallel_size > place.gpus:
         mistakes.append(f"tensor_parallel_size {demand.tensor_parallel_size}: one server may have {place.gpus} GPUs")
     layouts = {variant: layout_of(variant, demand) for variant in storages}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
-import json
 import os
 import ssl
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.model.description import chat_template
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -173,22 +173,6 @@ def answers_chat(
 def has_chat_template(directory: Path) -> bool:
     """Whether the tokenizer of the model in *directory* has a chat template."""
     return bool(chat_template(directory))
-
-
-def chat_template(directory: Path) -> str:
-    """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
-    templates = [text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
-    with contextlib.suppress(ValueError, AttributeError):
-        stated = json.loads(text_of(directory / "tokenizer_config.json")).get("chat_template")
-        templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
-    return "\n".join(filter(None, templates))
-
-
-def text_of(path: Path) -> str:
-    """Read a file; empty if it can't be read as text."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="utf-8")
-    return ""
 
 
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:

@@ -16,11 +16,11 @@ from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
-from stages.parts.base.formats import FORMATS, storage_of
 from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import query_gpus
 from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.published import storage_of_variant
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.automatic import place_here
 from stages.parts.vllm.sizing import memory_settings, places_weights_otherwise, why_not_planned
@@ -80,10 +80,10 @@ def _placed(directory: Path, settings: Serving) -> PlacedVariant | None:
         return None
     with contextlib.suppress(NotSizeable, DamagedModel, OSError, ValueError):
         variant = Variant.read(directory / VARIANT)
-        if variant is None or variant.method not in FORMATS:
+        storage = storage_of_variant(variant, directory) if variant else None
+        if variant is None or storage is None:
             return None
         model = read_architecture(json.loads((directory / CONFIG).read_bytes()))
-        storage = storage_of(variant.method, variant.group_size)
         # What config.json does not describe, such as the part for images, is in the files all the same.
         model = replace(model, other=max(0, variant.weights_bytes - stored_bytes(model, storage)) // HALF)
         needed = memory_settings(settings, settings.max_model_len or model.longest_context)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
-from scoring.capacity.families import FAMILIES
+from scoring.capacity.architecture import NotSizeable
+from scoring.capacity.families import FAMILIES, read_architecture
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.model.published import PublishedFormat, quantization_of
 from stages.parts.vllm.arguments import asked_once, serves_on_gpu
 
 OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
 """What vLLM computes between the matrices of experts, where config.json says something else."""
+LAYERS: Final = {"attention": "model.layers.1.self_attn.o_proj", "mlp": "model.layers.1.mlp.down_proj"}
+"""The name of a layer of each kind, which may be among those that a checkpoint keeps in 16 bits."""
 
 
 class Experts(NamedTuple):
@@ -82,9 +88,74 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
+def missing_for_published(form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto") -> str:
+    """Let vLLM build the layers of a published model, without memory for the weights, and say why it can't; empty if it
+    can. Its answer is kept for this version, hardware and config.json."""
+    if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor())):
+        return why
+    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype])}"
+    return asked_once(name, lambda: {"missing": _unbuildable(form, config, dtype)})["missing"]
+
+
+def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -> str:
+    import torch
+    from vllm import distributed
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
+    from vllm.platforms import current_platform
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    current_platform.import_kernels()
+    stated, model = dict(quantization_of(config) or {}), SimpleNamespace(model_type=config.get("model_type"))
+    overrides = (
+        get_quantization_config(method).override_quantization_method(stated, None, hf_config=model)
+        for method in QUANTIZATION_METHODS
+    )
+    settings, computed = VllmConfig(), getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+    settings.model_config = SimpleNamespace(dtype=computed, is_moe=False)
+    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(settings):
+        if not distributed.model_parallel_is_initialized():
+            distributed.init_distributed_environment(1, 0, f"file://{folder}/world", 0, "gloo")
+            distributed.initialize_model_parallel()
+    shape = "any shape"
+    try:
+        with set_current_vllm_config(settings), set_default_torch_dtype(computed), torch.device("meta"):
+            quantization = get_quantization_config(next(filter(None, overrides), form.method)).from_config(stated)
+            if computed not in quantization.get_supported_act_dtypes():
+                return f"vLLM does not compute {form.name} in {computed}"
+            if serves_on_gpu() and not current_platform.has_device_capability(quantization.get_min_capability()):
+                return f"vLLM needs compute capability {quantization.get_min_capability() / 10} for {form.name}"
+            for layer, sizes in _linear_layers(config):
+                shape = " × ".join(map(str, sizes))
+                ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
+            if experts := experts_of(config):
+                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
+                module = RoutedExperts.__new__(RoutedExperts)
+                torch.nn.Module.__init__(module)
+                module.moe_config = _described(experts, computed)
+                module.layer_name = "model.layers.1.mlp.experts"
+                for part in ("gate", "up", "down"):
+                    setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
+                quantization.get_quant_method(module, module.layer_name)
+    except (ValueError, NotImplementedError) as error:
+        last = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
+        return f"vLLM has no {form.name} kernel here for a layer of {shape}: {last}"
+    return ""
+
+
+def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:
+    """Name the different linear layers, as far as the model can be sized, with their inputs and outputs."""
+    with contextlib.suppress(NotSizeable):
+        model = read_architecture(config)
+        matrices = [matrix for layer in model.counted for matrix in layer.matrices(model.hidden)]
+        return {(LAYERS[each.kind], (each.inputs, each.outputs)) for each in matrices if each.kind in LAYERS}
+    return set()
+
+
 def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu: bool, lora: bool) -> str | None:
     import torch
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
     from vllm.platforms import current_platform
 
     if not record.choose_for_experts:
@@ -93,22 +164,9 @@ def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu
     automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
     if on_gpu:
         automatic = "bfloat16" if current_platform.has_device_capability(80) else "float16"
+    computed = getattr(torch, automatic if dtype == "auto" else dtype)
     with contextlib.suppress(NotImplementedError):
-        described = FusedMoEConfig(
-            num_experts=experts.total,
-            num_local_experts=experts.total,
-            num_logical_experts=experts.total,
-            experts_per_token=experts.active,
-            hidden_dim=experts.hidden,
-            intermediate_size=experts.width,
-            activation=_activation(experts.activation),
-            device=current_platform.device_type,
-            routing_method=RoutingMethodType.Renormalize,
-            moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
-            in_dtype=getattr(torch, automatic if dtype == "auto" else dtype),
-            is_lora_enabled=lora,
-        )
-        record.choose_for_experts(described)
+        record.choose_for_experts(_described(experts, computed, lora=lora))
         return None
     without_amx = not on_gpu and here and not here.amx and record.kernel and record.kernel.experts_amx
     unusual = "" if experts.activation == "silu" else f" with {experts.activation}"
@@ -125,6 +183,27 @@ def _activation(name: str) -> Any:
         return MoEActivation.from_str(name)
     except ValueError:  # a name that the model's own class translates
         return MoEActivation.SILU
+
+
+def _described(experts: Experts, dtype: Any, *, lora: bool = False) -> Any:
+    """Describe experts to vLLM."""
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+    from vllm.platforms import current_platform
+
+    return FusedMoEConfig(
+        num_experts=experts.total,
+        num_local_experts=experts.total,
+        num_logical_experts=experts.total,
+        experts_per_token=experts.active,
+        hidden_dim=experts.hidden,
+        intermediate_size=experts.width,
+        activation=_activation(experts.activation),
+        device=current_platform.device_type,
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=dtype,
+        is_lora_enabled=lora,
+    )
 
 
 def _first_count(config: Mapping[str, Any], names: Iterable[str]) -> int:

@@ -16,7 +16,7 @@ from typing import Final
 from stages.parts.base.errors import UnknownName
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.model.checkpoint import CONFIG
-from stages.parts.vllm.client import chat_template, text_of
+from stages.parts.model.description import chat_template, text_of
 
 PARSES_CALLS: Final = "--enable-auto-tool-choice"
 """An argument of ``vllm serve`` without which it refuses ``tool_choice: auto``."""

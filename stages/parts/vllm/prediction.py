@@ -15,12 +15,12 @@ from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.memory import MemorySettings, Parallelism, fit
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
-from scoring.capacity.weights import stored_bytes, with_stored
+from scoring.capacity.weights import explained, stored_bytes, with_stored
 from stages.parts.base.errors import SlipwayError
-from stages.parts.base.formats import FORMATS, storage_of
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.model.description import describe_directory
+from stages.parts.model.published import storage_of_variant
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import GPU_ARGUMENT
@@ -49,12 +49,19 @@ def sized(store: ModelStore) -> Architecture | None:
 
 
 def predict(
-    model: Architecture, evaluation: Evaluation, variant: Variant, accelerators: Mapping[str, Accelerator]
+    model: Architecture,
+    evaluation: Evaluation,
+    variant: Variant,
+    accelerators: Mapping[str, Accelerator],
+    directory: Path,
 ) -> Prediction | None:
-    """Predict an evaluation; None for a method whose sizes are not known, NotSizeable for such a KV cache."""
-    if variant.method not in FORMATS:
+    """Predict an evaluation of the variant in *directory*; None for a method whose sizes are not known, NotSizeable for
+    such a KV cache."""
+    storage, arguments = storage_of_variant(variant, directory), evaluation.engine.arguments
+    if storage is None:
         return None
-    storage, arguments = storage_of(variant.method, variant.group_size), evaluation.engine.arguments
+    if variant.published:  # a plan knows the sizes of published files
+        storage = explained(model, storage, variant.weights_bytes)
     weights = stored_bytes(model, storage)
     settings = MemorySettings(
         context=int(_value(arguments, "--max-model-len", model.longest_context)),
@@ -116,7 +123,8 @@ def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[
                 if not (evaluation and variant and evaluation.hardware.gpus):
                     continue
                 model = model or sized(store)
-                if model and (prediction := predict(model, evaluation, variant, accelerators)):
+                directory = store.optimized(path.stem)
+                if model and (prediction := predict(model, evaluation, variant, accelerators, directory)):
                     yield evaluation, prediction
 
 

@@ -53,7 +53,18 @@ EXPERTS = CONFIG | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-CONFIGS = {
+WIDE = CONFIG | {"hidden_size": 256, "intermediate_size": 512}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+PUBLISHED = {
+    "fp8": WIDE | {"quantization_config": FP8},
+    "gptq": WIDE | {"quantization_config": GPTQ},
+    "blocks": WIDE | {"quantization_config": FP8 | {"weight_block_size": [128, 128]}},
+    "odd-groups": WIDE | {"quantization_config": GPTQ | {"group_size": 96}},
+    "nvfp4": WIDE | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}},
+    "wide": WIDE,
+}
+CONFIGS = PUBLISHED | {
     "tiny": CONFIG,
     "experts": EXPERTS,
     "narrow-experts": EXPERTS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1},
@@ -115,6 +126,8 @@ def test_four_bit_needs_avx512_and_int8_does_not(stages: Stages) -> None:
         "awq": four_bit,
         "gptq": four_bit,
         "int8": "true",
+        "candidates": "[]",
+        "with-candidates": "false",
         "variants": "fp16,awq,gptq,int8" if here.avx512 else "fp16,int8",
         "left-out": "" if here.avx512 else f"awq: {FOUR_BIT}\ngptq: {FOUR_BIT}",
     }
@@ -241,3 +254,63 @@ def test_a_model_that_the_installed_vllm_cannot_serve_is_refused(stages: Stages,
 
 def test_a_class_of_transformers_is_enough_where_vllm_runs_it(stages: Stages) -> None:
     assert checked(stages, {}, model="known-to-transformers")["variants"].startswith("fp16")
+
+
+def test_a_published_checkpoint_is_the_reference_and_what_is_made_from_16_bit_is_left_out(stages: Stages) -> None:
+    outputs = checked(stages, {}, model="fp8")
+    why = "it is made from 16-bit weights, and the model is published in fp8"
+    assert outputs["variants"] == "fp8"
+    assert outputs["left-out"].splitlines() == [f"{name}: {why}" for name in ("awq", "gptq", "int8")]
+    assert [outputs[name] for name in ("awq", "gptq", "int8")] == ["false"] * 3
+    recorded = json.loads((stages.store / "org--fp8/runs/r1/outcomes/check-awq.json").read_text())
+    assert (recorded["result"], recorded["reason"]) == ("left out", why)
+    assert "16 or 32 bit" in recorded["hint"]
+    assert (outputs["candidates"], outputs["with-candidates"]) == ("[]", "false")
+
+
+def test_a_published_gptq_checkpoint_is_not_taken_for_a_variant_to_make(stages: Stages) -> None:
+    here = processor()
+    assert here is not None
+    if not here.avx512:
+        pytest.skip("vLLM serves no 4 bit here")
+    outputs = checked(stages, {}, model="gptq", make_unservable=True)
+    assert (outputs["variants"], outputs["gptq"]) == ("gptq", "false")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("odd-groups", "vLLM has no gptq kernel here for a layer of "),
+        ("nvfp4", "vLLM's CPU build has no nvfp4 kernel"),
+        ("blocks", "vLLM's CPU build has no fp8-block kernel for processors without AMX"),
+    ],
+)
+def test_a_published_checkpoint_without_a_kernel_is_refused(stages: Stages, model: str, message: str) -> None:
+    here = processor()
+    assert here is not None
+    ended = stages.run("check", "--model", f"org/{model}", SLIPWAY_RUN="r1", XDG_CACHE_HOME=str(stages.folder))
+    if model == "blocks" and here.amx:
+        assert ended.returncode == 0, ended.stderr
+        return
+    assert ended.returncode == 13
+    assert message in ended.stderr
+    assert "such as on a GPU" in ended.stderr
+
+
+def test_candidates_are_compared_and_those_with_a_kernel_are_fetched(stages: Stages, hub: HubServer) -> None:
+    settings = Optimize(variants=("fp16",), candidates=("org/fp8@main", "org/nvfp4")).model_dump_json()
+    arguments = ("--model", "org/wide", "--settings", settings)
+    ended = stages.run("check", *arguments, SLIPWAY_RUN="r1", XDG_CACHE_HOME=str(stages.folder))
+    assert ended.returncode == 0, ended.stderr
+    outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
+    assert (outputs["variants"], outputs["with-candidates"]) == ("fp16,fp8", "true")
+    (candidate,) = json.loads(outputs["candidates"])
+    assert (candidate["name"], candidate["source"], candidate["note"]) == ("fp8", "org/fp8", "")
+    stored = {"quant_method": "fp8", "format": "fp8", "bits": 8}
+    assert candidate["parameters"] == {"source": "org/fp8", "revision": "main", "commit": candidate["commit"], **stored}
+    assert len(candidate["commit"]) == 40
+    assert outputs["left-out"] == "nvfp4: vLLM's CPU build has no nvfp4 kernel"
+    other = Optimize(variants=("fp16",), candidates=("org/tiny",)).model_dump_json()
+    refused = stages.run("check", "--model", "org/wide", "--settings", other, SLIPWAY_RUN="r1")
+    assert refused.returncode == 13
+    assert "candidate org/tiny is another model: hidden_size is 64, and the model's is 256" in refused.stderr

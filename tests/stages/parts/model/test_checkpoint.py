@@ -128,9 +128,9 @@ CONFIGURATIONS: dict[str, tuple[dict[str, bytes], type[Exception], str]] = {
         "in tokenizer_config.json",
     ),
     "quantized": (
-        {"config.json": json.dumps(CONFIG | {"quantization_config": {"quant_method": "awq"}}).encode()},
+        {"config.json": json.dumps(CONFIG | {"quantization_config": {"quant_method": "hqq"}}).encode()},
         UnusableModel,
-        r"already quantized \(awq\)",
+        "the model is quantized by hqq, which slipway can't serve",
     ),
     "no architecture": ({"config.json": b"{}"}, UnusableModel, "names no 'architectures'"),
     "empty architecture": ({"config.json": b'{"architectures": [], "model_type": "x"}'}, UnusableModel, "names no"),

@@ -77,7 +77,7 @@ def test_a_local_model_is_counted_by_the_headers_of_its_files(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("files", "error", "said"),
     [
-        (tiny_model(**config(quantization_config={"quant_method": "fp8"})), UnusableModel, "already quantized"),
+        (tiny_model(**config(quantization_config={"quant_method": "bitsandbytes"})), UnusableModel, "by bitsandbytes"),
         (tiny_model(**{"config.json": b"[]"}), DamagedModel, "config.json is not a JSON object"),
         (tiny_model(**{"config.json": b"{"}), DamagedModel, "config.json is not JSON"),
         (tiny_model(**{"model.safetensors": b"x" * 100}), DamagedModel, "not a safetensors file"),

@@ -54,7 +54,7 @@ def predicted(store: ModelStore, arguments: Sequence[str], gpus: Sequence[str] =
     evaluation, variant = measured(store, arguments, gpus)
     base = sized(store)
     assert base is not None
-    found = predict(base, evaluation, variant, catalogue())
+    found = predict(base, evaluation, variant, catalogue(), store.optimized(variant.variant))
     assert found is not None
     return evaluation, found
 

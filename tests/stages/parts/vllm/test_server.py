@@ -134,7 +134,9 @@ def test_without_bf16_arithmetic_vllm_serves_float32_where_the_format_allows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, quantization: str | None, dtype: str
 ) -> None:
     monkeypatch.setenv(LIMIT, limit)
-    told = {"quantization_config": {"quant_method": quantization}} if quantization else {}
+    group = {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}
+    method = {"quant_method": quantization, "bits": 4, "group_size": 128, "config_groups": {"group_0": group}}
+    told = {"quantization_config": method} if quantization else {}
     (tmp_path / "config.json").write_text(json.dumps(told))
     assert engine_arguments(Serving(), tmp_path, on_gpu=False)[:2] == ["--dtype", dtype]
     for chosen in ("float16", "float32"):
