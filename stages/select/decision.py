@@ -20,7 +20,7 @@ from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
 from stages.select.notes import kept_answers, notes_of
-from stages.select.sentences import reason_of
+from stages.select.sentences import reason_of, unknown_loss
 from stages.select.stored import Asked, Basis
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def decide(
         run=run,
         winner=winner.variant,
         release="",
-        reason=reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, anchor),
+        reason=unknown_loss(profile, base.format)
+        + reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, anchor),
         wording=WORDING,
         notes=(
             *([kept_answers(asked)] if asked else []),

@@ -35,9 +35,6 @@ def reason_of(
     text = _settled(verdict, criteria, starts)
     if missing:
         text = f"Incomplete: {_listed(missing)} could not be made or measured. Of the others, {text}"
-    if criteria.reference != REFERENCE:
-        compared = criteria.reference_variant or "fixed values"
-        text = f"The loss against 16 bit is not known: {compared} took the place of {REFERENCE}. {text}"
     if change:
         against = dict.fromkeys(METRICS, criteria.reference_variant or "the profile's values")
         if anchor:
@@ -52,6 +49,15 @@ def reason_of(
         if names:
             text += f" {heading}: {'; '.join(f'{name}: {excluded[name]}' for name in names)}."
     return text
+
+
+def unknown_loss(criteria: Criteria, published: str) -> str:
+    """Say that nothing is compared with the model as it was *published*; empty if the variants are."""
+    if criteria.reference == published:
+        return ""
+    unknown = "16 bit" if published == REFERENCE else f"the published {published}"
+    compared = criteria.reference_variant or "fixed values"
+    return f"The loss against {unknown} is not known: {compared} took the place of {published}. "
 
 
 def _settled(verdict: Verdict, criteria: Criteria, starts: int) -> str:
