@@ -133,12 +133,17 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
     )
     select = _flags("model", "profile", "price", "optimize", "serve")
     yield StageTemplate("select", stages.select, select, outputs=RESULTS)
+    yield _serving_template(platform)
+
+
+def _serving_template(platform: Platform) -> StageTemplate:
+    """Make the template of serve on one machine, or of a step of the rollout on a cluster."""
+    stages = platform.stages
     if platform.serves_on == LOCAL:
         serve = _flags("model", "serving", "rollout")
-        yield StageTemplate("serve", stages.serve, serve, outputs=("url",), secrets=(API_KEY,))
-        return
+        return StageTemplate("serve", stages.serve, serve, outputs=("url",), secrets=(API_KEY,))
     step = ("--target", platform.serves_on, *_flags("settings=rollout"), "--step", _input("step"))
-    yield StageTemplate(
+    return StageTemplate(
         "rollout",
         stages.serve,
         (*_flags("model", "serving"), *step, "--approved", _input("approved")),

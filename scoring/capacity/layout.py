@@ -47,8 +47,8 @@ class Layout:
     reasons: tuple[str, ...] = ()
     with_room: bool = True
     """Whether it still fits if more memory is taken than was estimated."""
-    short_bytes: int = 0
-    """By how many bytes each GPU is short, if nothing but memory speaks against it."""
+    short_bytes: int | None = 0
+    """By how many bytes each GPU is short; None if something else than memory speaks against it."""
 
 
 def contradictions(model: Architecture, demand: Demand, storage: Storage = SIXTEEN_BIT) -> Iterator[str]:
@@ -142,10 +142,10 @@ def _spare(fitted: Fit, settings: MemorySettings) -> int:
     return fitted.cache_bytes - (0 if settings.kv_cache_bytes else _uncertain(fitted.memory))
 
 
-def _short(fitted: Fit, settings: MemorySettings) -> int:
-    """By how many bytes each GPU is short, if more memory is taken than was estimated; 0 if it can't be divided."""
+def _short(fitted: Fit, settings: MemorySettings) -> int | None:
+    """By how many bytes each GPU is short, if more memory is taken than was estimated; None if it can't be divided."""
     if fitted.cache is None:
-        return 0
+        return None
     cache_bytes = settings.kv_cache_bytes or (fitted.cache.blocks(settings.context) + 1) * fitted.cache.block_bytes
     return max(0, cache_bytes - fitted.memory.kv_cache + _uncertain(fitted.memory))
 

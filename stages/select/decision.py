@@ -13,13 +13,13 @@ from stages.parts.base.program import version
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import RULES, Production
+from stages.parts.records.production import RULES, FewerGpus, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
 from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
-from stages.select.notes import kept_answers, notes_of
+from stages.select.notes import notes_of
 from stages.select.sentences import reason_of, unknown_loss
 from stages.select.stored import Asked, Basis
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scoring.choice import Verdict
     from scoring.estimate import Estimate
 
+APART: Final = "no server of it was loaded beside one that can be compared with the reference"
 WORDING: Final = 4
 """Raised when sentences of the document are reworded: ``verify`` does not compare them with those of other versions."""
 
@@ -54,7 +55,7 @@ def decide(
     _check_choosable(measurements, profile, excluded)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
     apart = [name for name in measurements.loaded if name not in estimate.evidence.variants]
-    excluded |= dict.fromkeys(apart, "no server of it was loaded beside one that can be compared with the reference")
+    excluded |= dict.fromkeys(apart, APART)
     missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
     verdict = _judged(measurements, estimate, excluded, missing)
     candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
@@ -62,8 +63,7 @@ def decide(
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
     anchor = estimate.evidence.variants[0] if asked else ""
     layout, starts, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence.speed.blocks, basis.base
-    measured = samples[winner.variant]
-    served = measured.smaller if layout and not layout.against else measured
+    reason = reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, anchor)
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
     return Production(
         model=base.model,
@@ -73,14 +73,9 @@ def decide(
         run=run,
         winner=winner.variant,
         release="",
-        reason=unknown_loss(profile, base.format)
-        + reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, anchor),
+        reason=unknown_loss(profile, base.format) + reason,
         wording=WORDING,
-        notes=(
-            *([kept_answers(asked)] if asked else []),
-            *notes,
-            *([sentences_of(layout, winner.variant, candidate.cost)] if layout else []),
-        ),
+        notes=(*notes, *([sentences_of(layout, winner.variant, candidate.cost)] if layout else [])),
         rules=RULES,
         slipway=version(),
         outcome=verdict.outcome,
@@ -99,10 +94,16 @@ def decide(
         hardware=winner.hardware,
         layout=layout,
         adapters=winner.adapters,
-        prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
+        prompt_tokens_per_s=_prompt_tokens_per_s(samples[winner.variant], layout),
         key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),
     )
+
+
+def _prompt_tokens_per_s(measured: Samples, layout: FewerGpus | None) -> float | None:
+    """Compute how fast the winner reads prompts on as many GPUs as it is served on."""
+    served = measured.smaller if layout and not layout.against else measured
+    return prompt_tokens_per_s(served.rounds + served.trials)
 
 
 def _excluded(basis: Basis, measurements: Measurements) -> dict[str, str]:

@@ -23,6 +23,7 @@ def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Pri
     overloaded or have no cost, and questions that were not asked or not of all."""
     evaluations, questions = measurements.evaluations, measurements.questions
     return [
+        *([kept_answers(measurements.asked)] if measurements.asked else []),
         *near_limits(measurements, limits),
         *different_hardware(evaluations),
         *slower_machine(machine_speeds(evaluations)),

@@ -214,9 +214,10 @@ def _on_gpus(
     largest = fitting[0] if fitting else next(iter(layouts))
     layout = layouts[largest]
     size = layout.tensor_parallel_size
+    # The quantizer and vLLM themselves say what one GPU can't compute.
     reasons = {
-        variant: layouts[variant].reasons if variant not in fitting else left_out(model, storages[variant], size)
-        for variant in storages
+        variant: (() if each.short_bytes is None else each.reasons) or left_out(model, storages[variant], size)
+        for variant, each in layouts.items()
     }
     asked = None
     if (reference := required.reference) in layouts and reference not in fitting:
