@@ -45,6 +45,11 @@ class Evidence:
     """The reference, if it was asked the questions only, because it does not fit where the variants are loaded. Its
     quality is the last row of ``quality``; the first variant's speed and memory stand in for its own."""
 
+    @property
+    def anchor(self) -> str:
+        """Return the variant that stands in for the reference; empty if that was loaded."""
+        return self.variants[0] if self.asked else ""
+
 
 class Estimate:
     """The metrics of the variants as log-ratios to the reference, with their noise."""

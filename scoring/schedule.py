@@ -158,7 +158,7 @@ def look(
     worse = {comparison.other for comparison in verdict.comparisons if comparison.relation == "better"}
     unclear = [name for name in progress.unclear if name in progress.running and name not in worse]
     # The gates are losses against the reference, so that it is asked what an unclear variant is asked.
-    scale = evidence.variants[0] if evidence.asked else criteria.reference
+    scale = evidence.anchor or criteria.reference
     scaling = [name for name in evidence.variants if name == scale and (unclear or len(times) < SCALE_BLOCKS)]
     useful = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
     names = dict.fromkeys((*progress.running, *evidence.variants))

@@ -33,15 +33,10 @@ WORDING: Final = 4
 
 
 def decide(
-    basis: Basis,
-    evaluations: Mapping[str, Evaluation],
-    samples: Mapping[str, Samples],
-    asked: Asked | None = None,
-    *,
-    run: str | None = None,
+    basis: Basis, evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], asked: Asked | None = None
 ) -> Production:
-    """Choose the winner and write the document, which is not published yet. Reads and writes nothing, and gives the
-    same decision for the same input. *asked* is a reference that was not measured, *run* the run that decides, if any.
+    """Choose the winner and write the document, which belongs to no run and is not published yet. Reads and writes
+    nothing, and gives the same decision for the same input. *asked* is a reference that was not measured.
 
     Raises:
         NoWinner: every variant lacks a metric, or does not pass the gates; or they cannot be compared.
@@ -54,23 +49,22 @@ def decide(
     excluded = _excluded(basis, measurements)
     _check_choosable(measurements, profile, excluded)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
-    apart = [name for name in measurements.loaded if name not in estimate.evidence.variants]
-    excluded |= dict.fromkeys(apart, APART)
+    excluded |= dict.fromkeys(apart := _apart(measurements, estimate), APART)
     missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
     verdict = _judged(measurements, estimate, excluded, missing)
     candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
     winner = measurements.evaluations[verdict.chosen]
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
-    anchor = estimate.evidence.variants[0] if asked else ""
-    layout, starts, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence.speed.blocks, basis.base
-    reason = reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, anchor)
+    layout, evidence, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence, basis.base
+    starts = evidence.speed.blocks
+    reason = reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, evidence.anchor)
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
     return Production(
         model=base.model,
         commit=base.commit,
         license=base.license,
         base_digest=base.digest,
-        run=run,
+        run=None,
         winner=winner.variant,
         release="",
         reason=unknown_loss(profile, base.format) + reason,
@@ -88,7 +82,7 @@ def decide(
         units={name: metric.unit for name, metric in METRICS.items()},
         price=basis.price,
         candidates=candidates,
-        anchor=anchor,
+        anchor=evidence.anchor,
         workload=winner.workload,
         engine=winner.engine,
         hardware=winner.hardware,
@@ -98,6 +92,10 @@ def decide(
         key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),
     )
+
+
+def _apart(measurements: Measurements, estimate: Estimate) -> list[str]:
+    return [name for name in measurements.loaded if name not in estimate.evidence.variants]
 
 
 def _prompt_tokens_per_s(measured: Samples, layout: FewerGpus | None) -> float | None:

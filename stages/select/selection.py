@@ -64,14 +64,14 @@ def select(
     if run:
         store_inputs(store, store.run(run), basis, measured, asked)
     standing = standing_decision(store, decision_key(basis, measured, asked))
-    decision, placement = standing or decide(basis, measured, samples, asked, run=run), None
+    decision, placement = standing or decide(basis, measured, samples, asked), None
     wait = serve or being_served(store) or (decision.outcome == "incomplete" and not allow_incomplete)
     if standing:
         settle(store, standing.release, wait=wait)
     else:
         digest = measured[decision.winner].variant_digest
         name = release_name(store, decision.winner, digest, lambda release: alike(store, release, decision))
-        decision = decision.model_copy(update={"release": name})
+        decision = decision.model_copy(update={"release": name, "run": run})
         placement = publish(store, decision, wait=wait)
     if run:
         decision.write(store.run(run) / DECISION)
