@@ -9,8 +9,6 @@ from typing import Final
 
 REFUSE: Final = "{{ raise_exception('refused') }}"
 """In a chat template: vLLM answers 400."""
-FAIL: Final = "{{ 1 // 0 }}"
-"""In a chat template: vLLM answers 500."""
 WIDER: Final = 32
 """The factor by which ``slow_down`` widens layers. A token took 94 ms (p95) then, and 22 ms by the sound model."""
 

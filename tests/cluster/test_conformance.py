@@ -36,7 +36,7 @@ from tests.cluster import pushes
 from tests.cluster.bucket import Bucket
 from tests.cluster.conftest import LIMITS, OTHER_MODEL, VERSIONS, Place, Tell, there
 from tests.demo import DEMO, MODEL
-from tests.flawed_models import FAIL, slow_down, when_asked
+from tests.flawed_models import REFUSE, slow_down, when_asked
 
 pytestmark = [
     pytest.mark.cluster,
@@ -54,7 +54,7 @@ UNDERNEATH = ("Kubernetes", "Argo Workflows", "KServe")
 SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput: 0.01, memory: 0.97}")
 """Weights by which int8 is the winner."""
 QUESTION = "What is a list?"
-OTHER_QUESTION = "a question that one template fails on"
+OTHER_QUESTION = "a question that one template refuses"
 
 
 class Clients:
@@ -299,7 +299,12 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
 @pytest.mark.parametrize(
     ("flaw", "make", "reasons", "statuses"),
     [
-        ("that fails some questions", lambda model: when_asked(model, OTHER_QUESTION, FAIL), ["failed"], {200, 500}),
+        (
+            "that refuses some questions",
+            lambda model: when_asked(model, OTHER_QUESTION, REFUSE),
+            ["refused"],
+            {200, 400},
+        ),
         ("that is slow", slow_down, ["time to first token", "time per output token"], {200}),
     ],
 )
