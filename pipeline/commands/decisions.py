@@ -134,7 +134,7 @@ class _ByRun(CommandGroup):
     """The commands for samples, of which the first is meant where a run's name takes the place of a command's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in (*self.commands, "--help"):
+        if args != ["--help"] and (not args or args[0] not in self.commands):
             args = [*list(self.commands)[:1], *args]
         return super().parse_args(ctx, args)
 

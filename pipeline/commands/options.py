@@ -72,7 +72,7 @@ CandidatesOption = Annotated[
         "--candidate",
         metavar="NAME[@REVISION]",
         help="Another checkpoint of the same model on the Hub, such as one in FP8, that is measured, too: "
-        "optimize.candidates. Its variant is named as its repository, without the model's own name.",
+        "optimize.candidates. Its variant is named as its repository, without the words of the model's own name.",
     ),
 ]
 AllowIncompleteOption = Annotated[

@@ -125,7 +125,8 @@ def ensure(
     for name in names:
         try:
             variant, parsers = read_variant(store, name), parser_arguments(serving, store.optimized(name))
-            conditions[name] = replace(conditions_of(variant, workload, serving, parsers), adapters=adapters)
+            found = conditions_of(variant, workload, serving, parsers)
+            conditions[name] = replace(found, workload=found.workload | ({"adapters": adapters} if adapters else {}))
         except DamagedModel as error:
             outcomes[name] = (error, False)
     if (reference := profile.reference_variant) and reference not in conditions and not serving.reference:

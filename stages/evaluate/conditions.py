@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,19 +37,17 @@ HOW_LONG: Final = ("protocol", "budget_minutes")
 class Conditions:
     variant: Variant
     workload: dict[str, Any]
-    """With the digests of the task files, the trace and the held-out text in place of their paths."""
+    """With the digests of the task files, the trace and the held-out text in place of their paths, and of LoRA adapters
+    by name, if there are any."""
     serving: dict[str, Any]
     tool_versions: dict[str, str]
     hardware: Hardware
     binding: str
     """``stages.parts.vllm.arguments.core_binding``."""
-    adapters: dict[str, str] = field(default_factory=dict)
-    """The digests of the LoRA adapters, by name."""
 
     @property
     def key(self) -> str:
-        left_out = {"variant"} if self.adapters else {"variant", "adapters"}  # earlier measurements stay valid
-        fields = {name: value for name, value in vars(self).items() if name not in left_out}
+        fields = {name: value for name, value in vars(self).items() if name != "variant"}
         fields |= {"variant_digest": self.variant.digest, "hardware": self.hardware.model_dump(mode="json")}
         return digest_of(fields)
 

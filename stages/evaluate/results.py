@@ -92,7 +92,6 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
         key=conditions.key,
         samples_sha256=write_samples(samples_path(session.store, subject.name), conditions.key, data.samples),
         tool_versions=conditions.tool_versions,
-        adapters=conditions.adapters,
         quality=data.quality,
         drift=drift_of(data.speeds),
         probes=data.probes,

@@ -33,7 +33,7 @@ from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.process import peak_resident_bytes
-from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.checkpoint import CONFIG, why_not_quantized
 from stages.parts.model.safetensors import BITS, FLOATS, Tensor, read_header
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Int8:
 
     def check(self, settings: Optimize, base: Base) -> None:  # noqa: ARG002
         """Check that vLLM can serve the decoder's layers in this format, from the headers of the files."""
-        if wrong := obstacle(base):
+        if wrong := why_not_quantized(base.tensors) or obstacle(base):
             raise QuantizationFailed(
                 f"int8 cannot quantize {base.architecture}: {wrong}", hint="the other variants continue without it"
             )

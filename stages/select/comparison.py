@@ -137,7 +137,7 @@ def _conditions(variants: Sequence[MeasuredTwice]) -> Iterator[SettingChange]:
             name: document["engine"][name] for name in ("version", "arguments", "dtype", "quantization", "kernel")
         }
         names = ("variant_digest", "workload", "hardware", "tool_versions", "interleaved_with", "beside")
-        return {name: document[name] for name in names} | {"engine": engine, "adapters": evaluation.adapters}
+        return {name: document[name] for name in names} | {"engine": engine}
 
     by_variant = {
         variant.name: list(differences(conditions(variant.evaluations[0]), conditions(variant.evaluations[1])))

@@ -87,7 +87,6 @@ def decide(
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
-        adapters=winner.adapters,
         prompt_tokens_per_s=_prompt_tokens_per_s(samples[winner.variant], layout),
         key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),

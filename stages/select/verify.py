@@ -172,7 +172,7 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
 
 def check_adapters(stored: StoredDecision, release: Path, verification: Verification) -> None:
     """Compare every file of a release's adapters with its digest, and these with those that were measured."""
-    measured = (_json(release / PUBLISHED[0]) or {}).get("adapters", {})
+    measured = (_json(release / PUBLISHED[0]) or {}).get("workload", {}).get("adapters", {})
     for name in sorted({*measured, *adapters_in(release)}):
         folder = release / FOLDER / name
         record = Acquired.read_if_intact(folder / ACQUIRED)

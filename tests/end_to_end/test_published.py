@@ -85,11 +85,11 @@ def test_candidates_are_measured_beside_a_published_int8_checkpoint_and_the_winn
     document, said = decided(pipeline, INT8, *beside, "--allow-incomplete")
     decision, store = document["decision"], ModelStore(pipeline.root, INT8)
     candidates = {candidate["variant"]: candidate for candidate in decision["candidates"]}
-    assert candidates.keys() >= {"int8", "publisher-gptq", "demo-llama-damaged"}
+    assert candidates.keys() >= {"int8", "publisher-gptq", "damaged"}
     assert "note: candidate publisher/demo-llama-GPTQ: its own chat template differs" in said
     assert decision["profile"]["reference"] == "int8"
-    assert decision["missing"] == ["demo-llama-damaged"]
-    assert "is truncated" in candidates["demo-llama-damaged"]["excluded"]
+    assert decision["missing"] == ["damaged"]
+    assert "is truncated" in candidates["damaged"]["excluded"]
     for name in ("int8", "publisher-gptq"):
         assert candidates[name]["raw"]["quality"] > 0
         directory = store.optimized(name)

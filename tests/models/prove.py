@@ -8,6 +8,7 @@ are left out otherwise. Other than in a run, the libraries are imported once, an
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, write_text
 from stages.parts.model.checkpoint import why_not_quantized
 from tests.models.servable import KINDS, publish
 from tests.stages.optimize.tiny import acquire, words
@@ -39,6 +40,7 @@ LONGEST_S: Final = 240
 SERVING: Final = Serving(max_model_len=512, kv_cache_mib=256, enforce_eager=True)
 Found = dict[str, Any]
 Task = tuple[str, str]
+BUILD: Final = "build"
 
 
 def read() -> dict[str, Found]:
@@ -46,10 +48,12 @@ def read() -> dict[str, Found]:
 
 
 def note(kind: str, **found: Any) -> None:
-    record = read()
-    record[kind] = record.get(kind, {}) | found
-    ordered = {name: record[name] for name in KINDS if name in record}
-    RECORD.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, sort_keys=False) + "\n")
+    with (FOLDER / "lock").open("a") as lock:  # both steps may run at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = read()
+        record[kind] = record.get(kind, {}) | found
+        ordered = {name: record[name] for name in KINDS if name in record}
+        write_text(RECORD, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
 
 
 def store_of(kind: str) -> ModelStore:
@@ -91,15 +95,20 @@ def tried(perform: Callable[[Task], Any], task: Task) -> Any:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def make(kinds: Sequence[str]) -> None:
+def make(kinds: Sequence[str], formats: Sequence[str]) -> None:
+    """Make what is not recorded yet."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    tasks = [(kind, step) for kind in kinds for step in ("build", *FORMATS)]
-    results: dict[str, Found] = {}
-    for (kind, step), result in in_turn(tasks, lambda task: build(task[0]) if task[1] == "build" else quantize(*task)):
-        results.setdefault(kind, {})[step] = result
-        if step == list(FORMATS)[-1] and isinstance(built := results[kind].pop("build"), dict):
-            note(kind, **built, made=results[kind])
-            print(kind, built, results[kind], flush=True)
+    known, tasks = read(), []
+    for kind in kinds:
+        missing = [name for name in formats if name not in known.get(kind, {}).get("made", {})]
+        tasks += [(kind, BUILD)] if missing and not store_of(kind).path.exists() else []
+        tasks += [(kind, name) for name in missing]
+    for (kind, step), result in in_turn(tasks, lambda task: build(task[0]) if task[1] == BUILD else quantize(*task)):
+        if step != BUILD:
+            note(kind, made=read().get(kind, {}).get("made", {}) | {step: result})
+        elif isinstance(result, dict):
+            note(kind, **result)
+        print(kind, step, result, flush=True)
 
 
 def build(kind: str) -> Found:
@@ -136,16 +145,19 @@ def quantize(kind: str, name: str) -> str:
 
 
 def serve(kind: str) -> None:
+    """Serve what was made and is not recorded yet."""
     from stages.parts.vllm.kernels import experts_of, missing_kernels
 
+    found = read().get(kind, {})
+    served = found.get("served", {})
+    waiting = [name for name, result in found.get("made", {}).items() if result == "made" and name not in served]
+    if not waiting:
+        return
     missing = missing_kernels(experts_of(read_base(store_of(kind)).config))
-    served = {
-        name: {"left_out": missing[name]} if name in missing else serve_variant(kind, name)
-        for name, result in read()[kind]["made"].items()
-        if result == "made"
-    }
-    note(kind, served=served)
-    print(kind, served, flush=True)
+    for name in waiting:
+        served[name] = {"left_out": missing[name]} if name in missing else serve_variant(kind, name)
+        note(kind, served=served)
+        print(kind, name, served[name], flush=True)
 
 
 def serve_variant(kind: str, name: str) -> Found | str:
@@ -209,17 +221,16 @@ def prepare_serving() -> None:
     setattr(multiprocessing, "get_context", lambda method=None: fork)  # noqa: B010
 
 
-def main(step: str, kinds: Sequence[str]) -> None:
+def main(step: str, *named: str) -> None:
     os.environ |= four_bit.environment() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    known, field = read(), {"make": "made", "serve": "served"}[step]
-    kinds = kinds or [kind for kind in KINDS if field not in known.get(kind, {})]
+    kinds = [name for name in named if name in KINDS]
     if step == "make":
-        make(kinds)
-    else:
-        prepare_serving()
-        for kind in kinds:
-            serve(kind)
+        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(FORMATS))
+        return
+    prepare_serving()
+    for kind in kinds or KINDS:
+        serve(kind)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(*sys.argv[1:])

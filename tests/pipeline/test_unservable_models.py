@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from stages.parts.machine.hardware import gpus
+from stages.parts.machine.processor import processor
 from tests.hub import HubServer
 from tests.hub.models import CONFIG, Stages, tiny_model, write_model
 
@@ -83,6 +85,16 @@ REPOSITORIES: dict[str, tuple[dict[str, bytes], str, str]] = {
         "quantized for MLX ('quantization' in config.json)",
         "base_model on its card",
     ),
+    "bitsandbytes": (
+        configured(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        "the model is quantized by bitsandbytes, which slipway can't serve",
+        "in 16 or 32 bit",
+    ),
+    "older-gptq": (
+        configured() | {"quantize_config.json": b"{}"},
+        "quantize_config.json says how the model is quantized, and config.json does not",
+        "in 16 or 32 bit",
+    ),
     "own-code": (
         configured("ACustomForCausalLM", model_type="a-custom", auto_map={"AutoModel": "modeling.ACustom"}),
         "the model needs its own code to load ('auto_map' in config.json)",
@@ -139,6 +151,22 @@ def test_a_run_is_refused_before_it_starts(name: str, hub: HubServer, stages: St
     assert REPOSITORIES[name][1] in ended.stderr
     assert not stages.store.exists()
     assert all(each.path.endswith("/config.json") for each in hub.requests_for("*/resolve/*"))
+
+
+def test_a_format_that_this_processor_cannot_compute_is_refused_before_a_run_starts(
+    hub: HubServer, stages: Stages
+) -> None:
+    here = processor()
+    if here is None or here.amx or gpus():
+        pytest.skip("this machine may serve it")
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    hub.add_repo("org/blocks", configured(quantization_config=blocks))
+    ended = slipway(stages, "run", "org/blocks")
+    assert ended.returncode == REFUSED, ended.stderr
+    assert "vLLM's CPU build has no fp8-block kernel for processors without AMX" in ended.stderr
+    assert "such as on a GPU" in ended.stderr
+    assert not stages.store.exists()
+    assert all(each.range for each in hub.requests_for("*/org/blocks/*.safetensors")), "more than its header was read"
 
 
 @pytest.mark.parametrize("name", ["gguf", "decoder-as-embedder"])

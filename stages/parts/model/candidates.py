@@ -63,15 +63,17 @@ class Candidates(RootModel[tuple[Candidate, ...]]):
 def names_of(candidates: Collection[str], model: str, published: str) -> dict[str, str]:
     """Name the variants of *candidates*, which are ``org/name`` or ``org/name@revision``.
 
-    A name is the repository's in lower case, without the *model*'s that it begins with: ``fp8-dynamic`` for
-    ``org/Qwen3-4B-FP8-dynamic`` of ``Qwen/Qwen3-4B``. If that is the name of a format, such as that in which the model
-    was *published*, or another candidate's, the organization precedes it, and a number follows if needed.
+    A name is the repository's in lower case, without the words with which the *model*'s begins, too: ``fp8-dynamic``
+    for ``org/Qwen3-4B-FP8-dynamic`` of ``Qwen/Qwen3-4B``. If that is the name of a format, such as that in which the
+    model was *published*, or another candidate's, the organization precedes it, and a number follows if needed.
     """
     names: dict[str, str] = {}
     for text in candidates:
-        organization, _, repository = text.partition("@")[0].lower().rpartition("/")
-        short = _valid(repository.removeprefix(model.rpartition("/")[2].lower())) or _valid(repository)
-        longer = _valid(f"{organization}-{short}")
+        organization, _, repository = text.partition("@")[0].rpartition("/")
+        own, other = _words(model.rpartition("/")[2]), _words(repository)
+        common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))
+        short = "-".join(other[len([*common]) :] or other)[-LONGEST_NAME:].strip("-")
+        longer = "-".join([*_words(organization), short])[-LONGEST_NAME:].strip("-")
         choices = itertools.chain((short, longer), (f"{longer}-{number}" for number in itertools.count(2)))
         names[next(name for name in choices if name not in {*FORMATS, published, *names})] = text
     return names
@@ -121,9 +123,8 @@ def another(candidate: str, difference: str) -> UnusableModel:
     )
 
 
-def _valid(name: str) -> str:
-    """Turn a part of a repository's name into a variant's."""
-    return re.sub(r"[^a-z0-9]+", "-", name)[-LONGEST_NAME:].strip("-")
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z0-9]+", name.lower())
 
 
 def _different_shapes(*configs: Mapping[str, Any]) -> str:

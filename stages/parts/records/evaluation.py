@@ -247,8 +247,6 @@ class Evaluation(Record):
     samples_sha256: str
     """The digest of the raw samples beside it, from which every figure can be computed again."""
     tool_versions: dict[str, str]
-    adapters: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
-    """The digests of the LoRA adapters that were served too, by name; absent without any."""
     quality: tuple[TaskScore, ...]
     """Asked at one start of the server; in older records, the mean over all starts."""
     load: Load
@@ -283,6 +281,11 @@ class Evaluation(Record):
     """Models that were served on the same machine meanwhile, so that the figures are those of a shared machine."""
     started_at: datetime
     seconds: float
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The digests of the LoRA adapters that were asked too, by name."""
+        return dict(self.workload.get("adapters", {}))
 
     def metrics(self) -> dict[str, float]:
         """Return the four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured."""

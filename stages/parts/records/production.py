@@ -203,8 +203,6 @@ class Production(Record):
     hardware: Hardware
     layout: FewerGpus | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent unless the winner fits on fewer GPUs and was measured there too."""
-    adapters: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
-    """The digests of the LoRA adapters that were measured, and are served, with the winner; absent without any."""
     prompt_tokens_per_s: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """How fast the winner, as it is served, reads prompts under load (``stages.parts.samples.figures``). Absent in
     older decisions."""
@@ -223,6 +221,11 @@ class Production(Record):
         """What the changes are relative to."""
         reference = self.reference or "the profile’s values"
         return f"{reference} in quality, and {self.anchor} in speed and memory" if self.anchor else reference
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The digests of the LoRA adapters that were measured, and are served, with the winner, by name."""
+        return dict(self.workload.get("adapters", {}))
 
     @property
     def headline(self) -> str:

@@ -50,7 +50,6 @@ class MeasuredWith(Record):
     layout: OnFewerGpus | None = None
     prompt_tokens_per_s: float | None = None
     workload: dict[str, Any] = Field(default={})
-    adapters: dict[str, str] = Field(default={})
 
     @property
     def read_in_time(self) -> float | None:
@@ -82,7 +81,8 @@ def alike(store: ModelStore, release: str, decision: Production) -> bool:
     except DamagedModel:
         return False
     decided = MeasuredWith.model_validate(decision.model_dump())
-    return (measured.fewer_gpus, measured.adapters) == (decided.fewer_gpus, decided.adapters)
+    with_them = measured.workload.get("adapters", {}) == decision.adapters
+    return with_them and measured.fewer_gpus == decided.fewer_gpus
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:

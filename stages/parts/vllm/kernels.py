@@ -12,6 +12,7 @@ from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.families import FAMILIES, read_architecture
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
+from stages.parts.base.log import say
 from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import hardware
 from stages.parts.machine.processor import cpu_dtype, processor
@@ -139,8 +140,11 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -
                 for part in ("gate", "up", "down"):
                     setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
                 quantization.get_quant_method(module, module.layer_name)
-    except (ValueError, NotImplementedError) as error:
+    except Exception as error:
         last = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
+        if not isinstance(error, (ValueError, NotImplementedError)) or "meta tensor" in last:
+            say(f"vLLM does not tell whether it has a {form.name} kernel for a layer of {shape}: {error!r}")
+            return ""
         return f"vLLM has no {form.name} kernel here for a layer of {shape}: {last}"
     return ""
 

@@ -166,7 +166,7 @@ def test_nodes_that_are_too_small_for_a_stage_are_named(server, there):
     state, found, hint = checks(there, platform)["nodes"]
     assert (state, "autoscaler" in hint) == ("warning", True)
     assert "evaluate: asks for 8 CPU; the largest node that matches has 4 CPU" in found
-    assert "optimize: asks for 4 CPU, 48 GiB, 1 GPU; " in found
+    assert "optimize: asks for 4 CPU, 1 GPU; " in found
     assert "resolve" not in found
     server.remove("Node", "gpu")
     assert "none of 1 nodes matches cloud.google.com/" in checks(there, platform)["nodes"][1]

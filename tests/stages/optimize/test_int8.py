@@ -198,7 +198,7 @@ def no_layers(weights: Weights) -> None:
     ("change", "said"),
     [
         (edited(f"{LAYER.removesuffix('weight')}bias", torch.rand(128)), f"{LAYER} is stored as (inputs, outputs)"),
-        (experts_in_one_tensor, "model.layers.0.mlp.experts.gate_up_proj [8, 128, 512] is no linear layer that vLLM"),
+        (experts_in_one_tensor, "stored as one tensor (model.layers.0.mlp.experts.gate_up_proj), which can't be"),
         (first_generation_mixers, "model.layers.0.mamba.in_proj.weight [512, 128] is no linear layer that vLLM"),
         (no_layers, "it has no linear layers that vLLM serves in int8"),
         (edited(LAYER, torch.full((256, 128), torch.nan)), f"{LAYER}: it holds NaN or infinity"),

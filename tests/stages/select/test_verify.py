@@ -273,7 +273,8 @@ def test_the_adapters_of_a_release_are_verified_by_their_files(store: ModelStore
     for name in VARIANTS:
         record = Evaluation.read(store.evaluation(name))
         assert record
-        record.model_copy(update={"adapters": {"sql": adapter.digest}}).write(store.evaluation(name))
+        workload = record.workload | {"adapters": {"sql": adapter.digest}}
+        record.model_copy(update={"workload": workload}).write(store.evaluation(name))
     decision = select(store, Profile(name="balanced"), VARIANTS, price=Price(per_hour=2.0)).decision
     collect(store, RUN, "Succeeded").write(store.run(RUN) / "report.json")
     verified = verify(store.run(RUN))
