@@ -96,7 +96,7 @@ def main() -> None:
         program.write_output(quantized, str(quantized in to_make).lower())
     fetched = tuple(Candidate.of(name, model) for name, model in described.candidates.items() if name in served)
     program.write_output("candidates", canonical_json(Candidates(fetched)))
-    program.write_output("with-candidates", str(bool(fetched)).lower())
+    program.write_output("fetch", str(bool(fetched)).lower())
     program.write_output("variants", ",".join(served))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     # What evaluate takes, and what its pod needs.

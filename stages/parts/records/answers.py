@@ -17,7 +17,7 @@ from stages.parts.records.evaluation import SAMPLES_SUFFIX, Engine, TaskScore
 
 QUESTIONS: Final = (
     *("quality_tasks", "tasks_digest", "questions_digest"),
-    *("divergence_documents", "divergence_tokens", "divergence_digest"),
+    *("divergence_documents", "divergence_tokens", "divergence_digest", "adapters"),
 )
 """The fields of an evaluation's workload that say what was asked; how much is not among them."""
 

@@ -61,7 +61,8 @@ def installed(server: KubernetesServer, config: RunConfig) -> KubernetesServer:
 @pytest.fixture
 def argo(installed: KubernetesServer) -> WorkflowController:
     """Everything succeeds, unless the test changes the script; of the variants only those of the demo are made."""
-    checked = Outcome(outputs={"awq": "true", "gptq": "true", "int8": "false", "variants": "fp16,awq,gptq"})
+    made = {"awq": "true", "gptq": "true", "int8": "false", "fetch": "false"}
+    checked = Outcome(outputs={**made, "variants": "fp16,awq,gptq"})
     deployed = Outcome(outputs={"compared": "true"})
     return WorkflowController(installed, {"check": [checked], "deploy": [deployed]})
 

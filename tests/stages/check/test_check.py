@@ -127,7 +127,7 @@ def test_four_bit_needs_avx512_and_int8_does_not(stages: Stages) -> None:
         "gptq": four_bit,
         "int8": "true",
         "candidates": "[]",
-        "with-candidates": "false",
+        "fetch": "false",
         "variants": "fp16,awq,gptq,int8" if here.avx512 else "fp16,int8",
         "left-out": "" if here.avx512 else f"awq: {FOUR_BIT}\ngptq: {FOUR_BIT}",
     }
@@ -265,7 +265,7 @@ def test_a_published_checkpoint_is_the_reference_and_what_is_made_from_16_bit_is
     recorded = json.loads((stages.store / "org--fp8/runs/r1/outcomes/check-awq.json").read_text())
     assert (recorded["result"], recorded["reason"]) == ("left out", why)
     assert "16 or 32 bit" in recorded["hint"]
-    assert (outputs["candidates"], outputs["with-candidates"]) == ("[]", "false")
+    assert (outputs["candidates"], outputs["fetch"]) == ("[]", "false")
 
 
 def test_a_published_gptq_checkpoint_is_not_taken_for_a_variant_to_make(stages: Stages) -> None:
@@ -303,7 +303,7 @@ def test_candidates_are_compared_and_those_with_a_kernel_are_fetched(stages: Sta
     ended = stages.run("check", *arguments, SLIPWAY_RUN="r1", XDG_CACHE_HOME=str(stages.folder))
     assert ended.returncode == 0, ended.stderr
     outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
-    assert (outputs["variants"], outputs["with-candidates"]) == ("fp16,fp8", "true")
+    assert (outputs["variants"], outputs["fetch"]) == ("fp16,fp8", "true")
     (candidate,) = json.loads(outputs["candidates"])
     assert (candidate["name"], candidate["source"], candidate["note"]) == ("fp8", "org/fp8", "")
     stored = {"quant_method": "fp8", "format": "fp8", "bits": 8}
