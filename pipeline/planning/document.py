@@ -205,8 +205,9 @@ def automatic(
 def _automatic(described: Description, required: Requirements, place: Place) -> Automatic:
     try:
         decided = decide(described, required, place)
-    except ConfigError as error:
-        mistakes = tuple(line.strip() for line in str(error).splitlines()[1:])
+    except (ConfigError, UnusableModel) as error:
+        first, *lines = str(error).splitlines()
+        mistakes = tuple(map(str.strip, lines)) or (first,)
         return Automatic(
             accelerator=place.name, tensor_parallel_size=None, max_model_len=None, left_out={}, notes=mistakes
         )

@@ -80,7 +80,7 @@ def main() -> None:
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
         missing = _without_kernels(described, decided, serving.dtype, lora=bool(adapters))
-        missing |= _too_large_to_load(optimize, decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
+        missing |= _too_large_to_load(decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
         if reference in missing and not decided.serving.reference:
             raise UnusableModel(missing[reference], hint=NO_KERNEL)
         if not (served := [name for name in decided.variants if name not in missing]):
@@ -124,7 +124,7 @@ def _bytes(amount: str) -> int:
     return int(quantity(amount)) if amount else hardware().memory_bytes
 
 
-def _too_large_to_load(optimize: Optimize, decided: Decided, memory_bytes: int) -> dict[str, str]:
+def _too_large_to_load(decided: Decided, memory_bytes: int) -> dict[str, str]:
     """Say of the variants whose quantizer loads the whole model that it does not fit. Others stream it."""
     if decided.weights_bytes <= memory_bytes:
         return {}
@@ -132,7 +132,8 @@ def _too_large_to_load(optimize: Optimize, decided: Decided, memory_bytes: int) 
         f"its quantizer loads the whole model, {decided.weights_bytes / GIB:.1f} GiB, and has "
         f"{memory_bytes / GIB:.1f} GiB of memory"
     )
-    return {name: why for name in optimize.variants if FORMATS[name].quantizer.calibrated}
+    made = (name for name in decided.variants if name in FORMATS)
+    return {name: why for name in made if FORMATS[name].quantizer.calibrated}
 
 
 def _arguments() -> argparse.Namespace:

@@ -36,7 +36,8 @@ def contents(report: RunReport) -> dict[str, Any]:
     decision is absent without one, and what follows from evaluations without any."""
     decision = report.decision
     ranking = [candidate.variant for candidate in decision.candidates] if decision else []
-    reference = (decision.reference if decision else "") or REFERENCE
+    published = report.base.format if report.base else REFERENCE
+    reference = (decision.reference if decision else "") or published
 
     def rank(name: str) -> tuple[int, bool, str]:
         """Sort by the ranking; variants outside of it come last, the reference before the others."""
