@@ -25,8 +25,9 @@ the family's form of calls is known, and a chat with a picture if it sees. This 
 
 - ✓: *proven here*, on a processor with AVX-512 and bf16 and without AMX.
 - GPU: *needs a GPU*, or a processor that this machine is not. No GPU has tried it yet.
-- A number: *left out because* of what the list below says. `check` says the same before anything is made, unless it is
-  said otherwise.
+- A number: *left out because* of what the list below says. What names an exception is a failure of GPTQModel or vLLM
+  that nothing foresees yet: the variant fails in the run, and the others go on.
+- Pictures were shown with PyPI's torchvision, whose operators for CUDA were taken out.
 
 """
 COLUMNS: Final = ("planned", *FORMATS, "served on a CPU", "tools", "pictures")

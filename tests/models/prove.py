@@ -8,6 +8,7 @@ are left out otherwise. Other than in a run, the libraries are imported once, an
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import multiprocessing
@@ -81,8 +82,10 @@ def in_turn(tasks: Sequence[Task], perform: Callable[[Task], Any]) -> Iterator[t
                 yield left.pop(0), json.loads(line)
         _, status = os.waitpid(child, 0)
         if left:
-            ending = f"was ended by {signal.Signals(status & 127).name}" if status & 127 else "ended"
-            yield left.pop(0), f"its process {ending}"
+            ending = f"its process was ended by {signal.Signals(status & 127).name}" if status & 127 else "it ended"
+            lines = (FOLDER / "-".join(left[0])).with_suffix(".log").read_text(errors="replace").splitlines()
+            raised = [f"{match[1]}: {match[2]}" for match in map(four_bit.EXCEPTION.match, lines) if match]
+            yield left.pop(0), raised[-1] if raised else ending
 
 
 def tried(perform: Callable[[Task], Any], task: Task) -> Any:
@@ -182,6 +185,8 @@ def serve_variant(kind: str, name: str) -> Found | str:
 
             try:
                 main()
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         url, deadline = f"unix://localhost{socket}", time.monotonic() + LONGEST_S
@@ -202,7 +207,8 @@ def serve_variant(kind: str, name: str) -> Found | str:
         except SlipwayError as error:
             return str(error).replace(url, "the server")
         finally:
-            os.killpg(server, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(server, signal.SIGKILL)
 
 
 def prepare_serving() -> None:

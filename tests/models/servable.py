@@ -196,6 +196,7 @@ def write_tokenizer(kind: str, directory: Path) -> None:
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
     tokens = [*(TOKENS.values() if kind in PARTS else ()), *(form.tokens if form else ())]
+    tokens += ["\n" * count for count in (1, 2, 3, 4)] if kind == "gemma3" else []  # vLLM looks them up
     for number, token in enumerate(tokens, min(TOKENS)):
         former = next(name for name, place in vocabulary.items() if place == number)
         vocabulary[token] = vocabulary.pop(former)
