@@ -305,7 +305,7 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
             ["refused"],
             {200, 400},
         ),
-        ("that is slow", slow_down, ["time to first token", "time per output token"], {200}),
+        ("that is slow", slow_down, ["far too late", "time to first token", "time per output token"], {200}),
     ],
 )
 def test_a_canary_with_a_flaw_is_rolled_back_by_what_its_requests_show(
