@@ -99,6 +99,8 @@ class Blocks:
         """Judge, keep what was measured, and say whether another block is to be measured. *again*: nothing was measured
         since the last look."""
         loaded = {subject.name: subject for subject in self._subjects if subject.going and subject.data.samples.rounds}
+        if not loaded:
+            return False
         measured = {name: subject.measured() for name, subject in loaded.items()} | self._subjects.asked
         profile = self._session.profile
         gates = gates_of(measured, profile, profile.constraints)

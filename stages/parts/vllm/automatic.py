@@ -306,11 +306,12 @@ def _on_cpu(model: Architecture, required: Requirements, place: Place, source: s
         variant: bytes_of(variant) * (value_bytes if storage.weight_bits == SIXTEEN_BIT.weight_bits else HALF) // HALF
         for variant, storage in storages.items()
     }
+    besides_bytes = cache_bytes + SERVER_BYTES + CLIENT_BYTES
     reasons = {
-        variant: f"{variant} needs {(loaded + cache_bytes + SERVER_BYTES) / GIB:.1f} GiB for weights, KV cache and "
-        f"vLLM itself, and {place.name} has {place.memory_bytes / GIB:.1f}"
+        variant: f"{variant} needs {(loaded + besides_bytes) / GIB:.1f} GiB for weights, KV cache, vLLM itself and "
+        f"what asks it, and {place.name} has {place.memory_bytes / GIB:.1f}"
         for variant, loaded in loaded_bytes.items()
-        if place.memory_bytes and loaded + cache_bytes + SERVER_BYTES > place.memory_bytes
+        if place.memory_bytes and loaded + besides_bytes > place.memory_bytes
     }
     served = [variant for variant in required.optimize.variants if variant not in reasons]
     asked = ReferenceServing(kept=True) if reference in reasons and required.answers_kept else None
