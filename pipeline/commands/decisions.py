@@ -140,7 +140,7 @@ class _ByRun(CommandGroup):
 
 
 samples_commands = Commands(
-    "Print the raw samples of a run, and carry a reference's answers to another store.",
+    "Print the samples of a run; carry answers elsewhere.",
     "samples latest --parquet samples.parquet",
     name="samples",
     cls=_ByRun,

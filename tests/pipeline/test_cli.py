@@ -142,6 +142,7 @@ def test_render_prints_the_workflow_that_run_would_execute():
         "resolve",
         "acquire",
         "check",
+        "candidates",
         "optimize",
         "optimize-rewrite",
         "evaluate",
