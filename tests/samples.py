@@ -10,7 +10,7 @@ from stages.parts.base.program import Outcome
 from stages.parts.base.store import ModelStore, sha256_of, write_json
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
-from stages.parts.records.answers import QUESTIONS, Answers, answers_key, answers_paths
+from stages.parts.records.answers import QUESTIONS, KeptAnswers, answers_key, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Engine, Evaluation, Memory, TaskScore
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.figures import load_of, pooled_load, task_score
@@ -129,12 +129,12 @@ def evaluation(
     return record
 
 
-def answers(store: ModelStore, evaluation: Evaluation, commit: str = "c" * 40) -> Answers:
+def answers(store: ModelStore, evaluation: Evaluation, commit: str = "c" * 40) -> KeptAnswers:
     """Keep the answers of an evaluation as those of the reference."""
     samples = read_samples(samples_path(store, evaluation.variant), evaluation)
     key = answers_key(evaluation.base_digest, evaluation.variant, evaluation.workload)
     record, path = answers_paths(store, key)
-    kept = Answers(
+    kept = KeptAnswers(
         model=store.model,
         commit=commit,
         base_digest=evaluation.base_digest,

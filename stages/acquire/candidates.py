@@ -17,7 +17,7 @@ from stages.parts.base.errors import Interrupted, NothingToServe, SlipwayError, 
 from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.process import peak_resident_bytes
-from stages.parts.model.candidates import Candidate, Candidates, another
+from stages.parts.model.candidates import CandidateCheckpoint, Candidates, another
 from stages.parts.model.checkpoint import CONFIG, parse_object, small_files
 from stages.parts.model.published import AUXILIARY, format_of
 from stages.parts.model.safetensors import bytes_by_type, main_dtype, read_headers
@@ -57,7 +57,7 @@ def fetch(store: ModelStore, candidates: Candidates) -> None:
         raise failure
 
 
-def ensure(store: ModelStore, base: Acquired, candidate: Candidate) -> tuple[Variant, bool]:
+def ensure(store: ModelStore, base: Acquired, candidate: CandidateCheckpoint) -> tuple[Variant, bool]:
     """Return the candidate's variant, and whether it had to be fetched now. Makes no request if it is there.
 
     Raises the errors of ``stages.acquire.ensure``; UnusableModel also for the weights of another model.
@@ -79,7 +79,9 @@ def ensure(store: ModelStore, base: Acquired, candidate: Candidate) -> tuple[Var
             return build(store, base, candidate, work, identity), True
 
 
-def build(store: ModelStore, base: Acquired, candidate: Candidate, work: Path, identity: Mapping[str, Any]) -> Variant:
+def build(
+    store: ModelStore, base: Acquired, candidate: CandidateCheckpoint, work: Path, identity: Mapping[str, Any]
+) -> Variant:
     """Download, verify, put the model's own files in place of the candidate's, describe."""
     started, source = time.monotonic(), HubSource(candidate.source, candidate.commit, store.base)
     fetched, _ = fill(work, source, small_files(source.sizes), candidate.commit)

@@ -30,7 +30,7 @@ from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus, hardware, total_memory_bytes
 from stages.parts.model.adapter import check_adapters
-from stages.parts.model.candidates import Candidate, Candidates, with_candidates
+from stages.parts.model.candidates import CandidateCheckpoint, Candidates, with_candidates
 from stages.parts.model.corpora import own_files
 from stages.parts.model.description import Description, describe_commit, small_files_of
 from stages.parts.model.name import ModelName
@@ -94,7 +94,9 @@ def main() -> None:
     to_make = () if described.form.method else optimize.variants if optimize.make_unservable else served
     for quantized in quantized_formats():
         program.write_output(quantized, str(quantized in to_make).lower())
-    fetched = tuple(Candidate.of(name, model) for name, model in described.candidates.items() if name in served)
+    fetched = tuple(
+        CandidateCheckpoint.of(name, model) for name, model in described.candidates.items() if name in served
+    )
     program.write_output("candidates", canonical_json(Candidates(fetched)))
     program.write_output("fetch", str(bool(fetched)).lower())
     program.write_output("variants", ",".join(served))

@@ -15,7 +15,7 @@ from stages.evaluate.subject import Subject
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 from stages.parts.records.acquired import ACQUIRED, Acquired
-from stages.parts.records.answers import QUESTIONS, Answers, answers_key, answers_paths
+from stages.parts.records.answers import QUESTIONS, KeptAnswers, answers_key, answers_paths
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.lines import Samples, read_answers, write_samples
 from stages.parts.vllm.parsers import parser_arguments
@@ -40,7 +40,7 @@ def ask_elsewhere(session: Session) -> Measured:
     conditions = conditions_of(read_variant(store, name), session.workload, session.serving, parsers)
     key = answers_key(conditions.variant.base_digest, name, conditions.workload)
     record, samples = answers_paths(store, key)
-    if answers := Answers.read_if_intact(record, "asking again"):
+    if answers := KeptAnswers.read_if_intact(record, "asking again"):
         say(f"{name} is not served: its answers are those of {answers.origin}")
         return Measured(read_answers(samples, key), 0)
     if serving.reference and serving.reference.kept:
@@ -85,11 +85,11 @@ def keep_answers(subject: Subject) -> None:
     acquired, variant = Acquired.read(session.store.base / ACQUIRED), conditions.variant
     key = answers_key(variant.base_digest, subject.name, conditions.workload)
     record, samples = answers_paths(session.store, key)
-    kept = Answers.read_if_intact(record)
+    kept = KeptAnswers.read_if_intact(record)
     if acquired is None or data.engine is None or (kept and kept.quality == data.quality):
         return
     answered = Samples(items=data.samples.items, held_out=data.samples.held_out)
-    Answers(
+    KeptAnswers(
         model=session.store.model,
         commit=acquired.commit,
         base_digest=variant.base_digest,

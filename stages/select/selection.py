@@ -16,7 +16,7 @@ from stages.parts.base.errors import DamagedModel, NoWinner
 from stages.parts.base.store import ModelStore, Placement
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
-from stages.parts.records.answers import Answers, answers_key, answers_paths
+from stages.parts.records.answers import KeptAnswers, answers_key, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import RULES, Price, Production
 from stages.parts.records.variant import VARIANT, Variant
@@ -115,7 +115,7 @@ def asked_only(store: ModelStore, basis: Basis, profile: Profile, measured: Mapp
         return None
     key = answers_key(basis.base.digest, reference, next(iter(measured.values())).workload)
     record, samples = answers_paths(store, key)
-    answers = Answers.read(record)
+    answers = KeptAnswers.read(record)
     return Asked(answers, read_answers(samples, key)) if answers else None
 
 

@@ -18,7 +18,7 @@ from stages.parts.base.errors import DamagedModel, MissingRun
 from stages.parts.base.record import Record
 from stages.parts.base.store import ModelStore, place
 from stages.parts.records.acquired import Acquired
-from stages.parts.records.answers import Answers, answers_paths
+from stages.parts.records.answers import KeptAnswers, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Price, Production
 from stages.parts.samples.lines import Samples, read_answers, read_samples
@@ -49,7 +49,7 @@ class Basis(Record):
 class Asked:
     """A reference that was asked the questions only, because it does not fit where the variants are served."""
 
-    answers: Answers
+    answers: KeptAnswers
     samples: Samples
 
 
@@ -62,7 +62,7 @@ class StoredDecision:
     decision: Production | None
     """None if no variant could be chosen."""
     folder: Path
-    answers: Answers | None = None
+    answers: KeptAnswers | None = None
     """Those of a reference that was asked only."""
 
     @cached_property
@@ -124,5 +124,5 @@ def read_stored(run: Path) -> StoredDecision:
     evaluations = {evaluation.variant: evaluation for evaluation in documents if evaluation}
     if not evaluations:
         raise DamagedModel(f"run {run.name} lost its measurements", hint="start another run")
-    answers = Answers.read(run / MEASUREMENTS / f"{ANSWERS}.json")
+    answers = KeptAnswers.read(run / MEASUREMENTS / f"{ANSWERS}.json")
     return StoredDecision(basis, evaluations, Production.read(run / DECISION), run, answers)

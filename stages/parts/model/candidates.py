@@ -37,7 +37,7 @@ SHAPE: Final = re.compile(
 LONGEST_NAME: Final = 40
 
 
-class Candidate(Record):
+class CandidateCheckpoint(Record):
     """What ``check`` found of a candidate, for the stage that fetches it."""
 
     name: str
@@ -56,7 +56,7 @@ class Candidate(Record):
         return cls(name=name, source=source, commit=commit, parameters=parameters, note=described.note)
 
 
-class Candidates(RootModel[tuple[Candidate, ...]]):
+class Candidates(RootModel[tuple[CandidateCheckpoint, ...]]):
     """Several, as JSON."""
 
 

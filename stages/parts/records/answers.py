@@ -22,7 +22,7 @@ QUESTIONS: Final = (
 """The fields of an evaluation's workload that say what was asked; how much is not among them."""
 
 
-class Answers(Record):
+class KeptAnswers(Record):
     """``answers/<key>.json``. The items and distributions are beside it, in a file as that of an evaluation."""
 
     model: str
@@ -61,10 +61,10 @@ def answers_paths(store: ModelStore, key: str) -> tuple[Path, Path]:
     return record, record.with_suffix(SAMPLES_SUFFIX)
 
 
-def all_answers(store: ModelStore) -> Iterator[Answers]:
+def all_answers(store: ModelStore) -> Iterator[KeptAnswers]:
     """Read all answers that are kept of a model, without damaged ones."""
     for path in sorted((store.path / "answers").glob("*.json")):
-        if answers := Answers.read_if_intact(path, "it does not count"):
+        if answers := KeptAnswers.read_if_intact(path, "it does not count"):
             yield answers
 
 

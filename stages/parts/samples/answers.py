@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.store import ModelStore, write_text
-from stages.parts.records.answers import Answers, all_answers, answers_paths
+from stages.parts.records.answers import KeptAnswers, all_answers, answers_paths
 from stages.parts.samples.lines import read_answers
 
 
@@ -24,7 +24,7 @@ def export_answers(store: ModelStore) -> str:
     return "".join(texts)
 
 
-def import_answers(root: Path, text: str) -> list[Answers]:
+def import_answers(root: Path, text: str) -> list[KeptAnswers]:
     """Keep the answers that ``export_answers`` wrote in the store at *root*.
 
     Raises:
@@ -33,7 +33,7 @@ def import_answers(root: Path, text: str) -> list[Answers]:
     imported = []
     for record, lines in _divided(text):
         try:
-            answers = Answers.model_validate_json(record)
+            answers = KeptAnswers.model_validate_json(record)
             if hashlib.sha256(lines.encode()).hexdigest() != answers.samples_sha256:
                 raise ConfigError(f"the answers of {answers.variant} were changed since they were exported")
             path, samples = answers_paths(ModelStore(root, answers.model), answers.key)

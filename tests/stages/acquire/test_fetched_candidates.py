@@ -12,7 +12,7 @@ import pytest
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, canonical_json
-from stages.parts.model.candidates import Candidate, Candidates, compare, names_of, with_candidates
+from stages.parts.model.candidates import CandidateCheckpoint, Candidates, compare, names_of, with_candidates
 from stages.parts.model.description import describe_model
 from stages.parts.records.variant import VARIANT, Variant
 from tests.demo import DEMO, MODEL
@@ -45,10 +45,10 @@ def stages(hub: HubServer, tmp_path: Path) -> Stages:
     return made
 
 
-def candidate(hub: HubServer, name: str, folder: Path, *, note: str = "") -> Candidate:
+def candidate(hub: HubServer, name: str, folder: Path, *, note: str = "") -> CandidateCheckpoint:
     """Publish a folder as ``org/name``, and describe it as ``check`` does."""
     hub.add_repo(f"org/{name}", folder)
-    return Candidate.of(name, replace(describe_model(f"org/{name}", "main"), note=note))
+    return CandidateCheckpoint.of(name, replace(describe_model(f"org/{name}", "main"), note=note))
 
 
 def outcome(stages: Stages, name: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ def outcome(stages: Stages, name: str) -> dict[str, str]:
     return recorded
 
 
-def fetch(stages: Stages, *candidates: Candidate, code: int = 0) -> str:
+def fetch(stages: Stages, *candidates: CandidateCheckpoint, code: int = 0) -> str:
     ended = stages.run("acquire", "--model", MODEL, "--candidates", canonical_json(Candidates(candidates)))
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr
