@@ -115,7 +115,7 @@ class Serving(AskedServing):
     tensor_parallel_size: Positive = 1
     startup_timeout_s: Positive = 900
     max_queued_tokens: Positive | None = None
-    reference: ReferenceServing | None = None
+    reference: ReferenceServing | None = Field(default=None, exclude_if=lambda value: value is None)
     """None if the reference is served as the variants are."""
 
     def of_reference(self) -> Serving:
