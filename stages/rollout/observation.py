@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from stages.parts.base.errors import ServerFailed, TransientError
 from stages.parts.base.store import ModelStore
@@ -16,7 +16,7 @@ from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
+from stages.parts.records.rollout import Journal, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.arguments import takes_pictures
@@ -48,8 +48,8 @@ class Look:
 
     reason: str
     verdict: Literal["promote", "rollback", "inconclusive"] = "inconclusive"
-    changes: JournalChanges = field(default_factory=JournalChanges)
-    """What the journal has to keep of it."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that the journal has to keep of it."""
 
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
@@ -94,7 +94,7 @@ class Observer:
         if stable is None and not alone:
             return Look("the counters of the stable release can't be read")
         window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
-        changes: JournalChanges = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
+        changes = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
         between_steps = journal.instance not in ("", canary.instance)
         if between_steps or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:

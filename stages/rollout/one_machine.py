@@ -71,9 +71,6 @@ class OneMachine:
     def serving_of(self, release: str) -> Serving:
         return pinned(self._store, self._asked, release)
 
-    def startup_s(self, release: str) -> int:
-        return self.serving_of(release).startup_timeout_s
-
     def check_room(self, release: str) -> None:
         """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one."""
         check_replicas(self.serving_of(release))

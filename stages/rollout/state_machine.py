@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Literal, Unpack
+from typing import Any, Final, Literal
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records import rollout as records
-from stages.parts.records.rollout import Act, Journal, JournalChanges, Observed, RolloutKind, RolloutState, Transition
+from stages.parts.records.rollout import Act, Journal, Observed, RolloutKind, RolloutState, Transition
 from stages.parts.releases import release as releases
 from stages.rollout.analysis import check_quality
 from stages.rollout.observation import Look, Observer, agreement, responds
@@ -316,14 +316,14 @@ class StateMachine:
     def _start_rollback(self, reason: str) -> None:
         self._enter("rolling back", reason=reason)
 
-    def _enter(self, state: RolloutState, /, **changes: Unpack[JournalChanges]) -> None:
+    def _enter(self, state: RolloutState, /, **changes: Any) -> None:
         now = self._now()
         moved = self.journal.changed(**changes).changed(state=state, entered_at=now)
         transition = Transition(state=state, percent=moved.percent, at=now)
         self._write(moved.changed(transitions=(*moved.transitions, transition)))
         self._say(f"{state}: {moved.reason}" if "reason" in changes else state)
 
-    def _keep(self, **changes: Unpack[JournalChanges]) -> None:
+    def _keep(self, **changes: Any) -> None:
         if changes:
             self._write(self.journal.changed(**changes))
 

@@ -66,9 +66,6 @@ class Target(Protocol):
     def serving_of(self, release: str) -> Serving:
         """Return the settings with which its server is started."""
 
-    def startup_s(self, release: str) -> int:
-        """Return the longest time in seconds from the start of its server to its first answer."""
-
     def check_room(self, release: str) -> None:
         """Raise NotEnoughGpus if *release* does not fit beside what is served; nothing is started."""
 

@@ -49,7 +49,8 @@ def decide(
     excluded = _excluded(basis, measurements)
     _check_choosable(measurements, profile, excluded)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
-    excluded |= dict.fromkeys(apart := _apart(measurements, estimate), APART)
+    apart = [name for name in measurements.loaded if name not in estimate.evidence.variants]
+    excluded |= dict.fromkeys(apart, APART)
     missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
     verdict = _judged(measurements, estimate, excluded, missing)
     candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
@@ -91,10 +92,6 @@ def decide(
         key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),
     )
-
-
-def _apart(measurements: Measurements, estimate: Estimate) -> list[str]:
-    return [name for name in measurements.loaded if name not in estimate.evidence.variants]
 
 
 def _prompt_tokens_per_s(measured: Samples, layout: FewerGpus | None) -> float | None:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
 from stages.parts.model.published import format_of
@@ -45,14 +46,14 @@ TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checked checkpoint says about itself."""
+    """What a checked checkpoint, or an adapter, says about itself."""
 
     architecture: str
     license: str | None
     """The identifier from the model card."""
     parameters: int
     """Count of weights over all tensors, as many as they were before they were packed."""
-    format: str
+    format: str = REFERENCE
     """That in which the publisher stores them; fp16 for 16 or 32 bit."""
 
 

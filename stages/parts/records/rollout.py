@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
@@ -159,29 +159,6 @@ class Act(Record):
     at: datetime
 
 
-class JournalChanges(TypedDict, total=False):
-    """The fields of ``Journal`` that change while a rollout runs."""
-
-    run: str | None
-    kind: RolloutKind
-    stable: str | None
-    steps: tuple[int, ...]
-    state: RolloutState
-    step: int
-    reason: str
-    approved: bool
-    hurried: bool
-    window: Window | None
-    windows: int
-    observed: tuple[Observed, ...]
-    instance: str
-    restarts: int
-    analyses: tuple[Analysis, ...]
-    entered_at: datetime
-    transitions: tuple[Transition, ...]
-    acts: tuple[Act, ...]
-
-
 class Journal(Record):
     id: str
     kind: RolloutKind
@@ -226,8 +203,9 @@ class Journal(Record):
     changes: str = ""
     """Which settings it changes for the release that is served already, if it is that release and any."""
 
-    def changed(self, **changes: Unpack[JournalChanges]) -> Journal:
-        return self.model_copy(update=dict(changes))
+    def changed(self, **changes: Any) -> Journal:
+        """Change some fields; their names and values are checked."""
+        return self.model_validate(vars(self) | changes)
 
     @property
     def ready_timeout_s(self) -> float:

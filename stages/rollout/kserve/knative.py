@@ -146,7 +146,7 @@ class KnativeTarget(OneServiceTarget):
 
     def _hand_over(self, stable: str) -> None:
         """Let the stable release's new revision take over from the old one, once it is ready."""
-        deadline, why = time.monotonic() + self.startup_s(stable), ""
+        deadline, why = time.monotonic() + self.serving_of(stable).startup_timeout_s, ""
         while not why:
             service = self.service()
             latest = service["spec"]["predictor"]

@@ -195,7 +195,7 @@ class LLMTarget(ServicePerReleaseTarget):
             available, total = copies.get("available", 0), copies.get("total", math.inf)
             return "" if available >= total > 0 else f"{available} of {total}"
 
-        if copied := still_lacking(missing, self.startup_s(release), self.poll_s):
+        if copied := still_lacking(missing, self.serving_of(release).startup_timeout_s, self.poll_s):
             raise TransientError(f"{release} is on {copied} nodes of {group}")
 
 

@@ -126,7 +126,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
         say(f"rollout: starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
         began_s = last_line_s = time.monotonic()
-        deadline = began_s + SCHEDULED_S + new.startup_s(release)
+        deadline = began_s + SCHEDULED_S + new.serving_of(release).startup_timeout_s
         while why := _lacking(store, new, release):
             if time.monotonic() > deadline:
                 raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")

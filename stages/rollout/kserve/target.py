@@ -90,9 +90,6 @@ class KServeTarget(Target):
     def serving_of(self, release: str) -> Serving:
         return self.endpoint.serving_of(release)
 
-    def startup_s(self, release: str) -> int:
-        return self.serving_of(release).startup_timeout_s
-
     def check_room(self, release: str) -> None:
         check_room(self.cluster, self.endpoint, release, present=len(self.pods.of(release)))
 

@@ -56,9 +56,6 @@ class DiskTarget:
     def serving_of(self, release: str) -> Serving:
         return Serving()
 
-    def startup_s(self, release: str) -> int:
-        return 60
-
     def check_room(self, release: str) -> None:
         pass
 
