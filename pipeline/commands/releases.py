@@ -21,7 +21,7 @@ from pipeline.commands.options import (
 from pipeline.runs.engine import Printout
 from scoring.units import readable
 from stages.parts.base.errors import Interrupted
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
     from stages.parts.base.store import ModelStore
     from stages.parts.records.rollout import Analysis, CanaryCheck, Journal
-    from stages.parts.releases.split import Split
+    from stages.parts.releases.release import Split
     from stages.rollout.target import Target
 
 ReleaseOption = Annotated[

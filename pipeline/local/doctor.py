@@ -16,8 +16,7 @@ from pipeline.settings.config import RunConfig
 from scoring.units import GIB
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
-from stages.parts.machine.hardware import hardware
-from stages.parts.machine.processor import Processor, cpu_dtype, processor
+from stages.parts.machine.hardware import Processor, cpu_dtype, hardware, processor
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
 MINIMUM_FREE_BYTES: Final = 10 * GIB

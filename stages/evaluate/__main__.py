@@ -141,7 +141,7 @@ def ensure(
                 bring_back(store, name, conditions[name].key)
             reusable = _reusable(store, conditions, workload, profile)
             if new := {name: conditions[name] for name in conditions if name not in reusable}:
-                from stages.evaluate.measure import measure
+                from stages.evaluate.blocks import measure
 
                 outcomes |= measure(store, new, workload, serving, profile)
     outcomes |= {name: (result, False) for name, result in reusable.items()}

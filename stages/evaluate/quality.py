@@ -19,7 +19,7 @@ from scoring.student import Z_95
 from stages.evaluate.items import ACCURACIES, BITS_PER_BYTE, leaves, metric_of, scored, task_items
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.questions import DEFINED, OWN
-from stages.evaluate.questions.sources import DATA
+from stages.evaluate.questions.question import DATA
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.log import say
 from stages.parts.base.workload import Workload

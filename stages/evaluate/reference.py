@@ -10,8 +10,7 @@ from typing import Final
 
 from stages.evaluate.conditions import conditions_of, read_variant
 from stages.evaluate.quality import FIRST
-from stages.evaluate.session import Session, lanes
-from stages.evaluate.subject import Subject
+from stages.evaluate.subject import Session, Subject, lanes
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 from stages.parts.records.acquired import ACQUIRED, Acquired

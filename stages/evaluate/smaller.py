@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from stages.evaluate.load import described
-from stages.evaluate.session import Lane, lanes
-from stages.evaluate.subject import Subject
+from stages.evaluate.subject import Lane, Subject, lanes
 from stages.parts.base.log import say
 from stages.parts.records.evaluation import Smaller
 from stages.parts.samples.lines import LoadSamples, StartLoad

@@ -34,9 +34,8 @@ from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import write_json
-from stages.parts.machine.hardware import gpus, no_gpu
+from stages.parts.machine.hardware import cpu_dtype, gpus, no_gpu, processor
 from stages.parts.machine.process import Contained
-from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
 from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.model.safetensors import FLOATS, Tensor, read_header

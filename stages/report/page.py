@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from scoring.metrics import METRICS
 from scoring.names import REFERENCE
-from stages.report import choice, constraints, load, predicted, provenance, quality, reproduction, scores
+from stages.report import constraints, load, predicted, provenance, quality, scores
 from stages.report.cells import Variants, percent
 from stages.report.plots import STYLES
 from stages.report.run_report import RunReport
@@ -72,20 +72,20 @@ def contents(report: RunReport) -> dict[str, Any]:
             "quality": quality.quality(evaluations, decision, variants, reference),
         }
     if decision:
-        reason, details = choice.sentences(decision.reason)
+        reason, details = scores.sentences(decision.reason)
         shown |= {
             "reason": reason,
             "details": details,
-            "tiles": choice.tiles(decision),
-            "weights": choice.weights(decision),
+            "tiles": scores.tiles(decision),
+            "weights": scores.weights(decision),
             "scores": scores.scores(decision, variants),
             "score_plots": scores.score_plots(decision, variants),
             "comparisons": scores.comparisons(decision, variants),
             "trade_offs": scores.trade_offs(decision, variants),
             "constraints": constraints.constraints(decision, evaluations, variants),
-            "settings_file": reproduction.SETTINGS_FILE,
-            "settings": reproduction.settings_file(report),
-            "command": reproduction.command(report, decision),
-            "reproduction": reproduction.facts(report, decision),
+            "settings_file": provenance.SETTINGS_FILE,
+            "settings": provenance.settings_file(report),
+            "command": provenance.command(report, decision),
+            "reproduction": provenance.reproduction(report, decision),
         }
     return shown

@@ -24,8 +24,17 @@ from stages.parts.vllm.client import Access, answer, answers_chat, has_chat_temp
 from stages.parts.vllm.parsers import parses_calls
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.analysis import FAILURES, Observation, analyse
-from stages.rollout.pairs import Timing, send_pairs
-from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s, slices_of
+from stages.rollout.slices import (
+    LONGEST_S,
+    SLICES,
+    Timing,
+    add_pairs,
+    begin_slice,
+    end_slice,
+    late_s,
+    send_pairs,
+    slices_of,
+)
 from stages.rollout.target import Target
 
 BURST: Final = 16

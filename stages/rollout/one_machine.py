@@ -25,8 +25,7 @@ from stages.parts.endpoint.tls import tls_of
 from stages.parts.records.counters import Counters, together
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.pinned import pinned
-from stages.parts.releases.release import user
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, user
 from stages.parts.vllm.arguments import serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
 from stages.parts.vllm.placement import check_replicas

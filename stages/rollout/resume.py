@@ -13,7 +13,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import Act, Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.target import Target
 
 DEPLOY: Final = "deploy"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from stages.parts.base.errors import Conflict, UnknownName
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE, LOCAL
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 
 if TYPE_CHECKING:
     from stages.parts.base.serving_settings import AskedServing, Serving

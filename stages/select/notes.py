@@ -10,7 +10,7 @@ from typing import Final
 from scoring.constraints import bound_of, meets
 from stages.parts.records.evaluation import Evaluation, by_machine, grouped
 from stages.parts.records.production import Price
-from stages.parts.samples.questions import Questions
+from stages.parts.samples.evidence import Questions
 from stages.select.measurements import Measurements
 from stages.select.stored import Asked
 

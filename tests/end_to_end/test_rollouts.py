@@ -34,9 +34,8 @@ from stages.parts.records.rollout import Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
 from stages.parts.vllm.client import Access
-from stages.rollout.drills import Answers, answers
+from stages.rollout.drills import Answers, SteadyLoad, answers
 from stages.rollout.one_machine import OneMachine
-from stages.rollout.steady_load import SteadyLoad
 from tests.end_to_end.command_line import (
     API_KEY,
     CONFIG,

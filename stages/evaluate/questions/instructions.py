@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.questions import written
-from stages.evaluate.questions.question import Question, Served, asked
+from stages.evaluate.questions.question import DATA, Question, Served, asked
 from stages.evaluate.questions.requests import parsed, without_fence
-from stages.evaluate.questions.sources import DATA
 from stages.parts.model.hub import dataset_file
 
 MIXED: Final = 1490

@@ -21,6 +21,7 @@ from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import (
     METRICS,
     OneMove,
+    Split,
     before,
     candidate,
     current_release,
@@ -28,7 +29,6 @@ from stages.parts.releases.release import (
     history,
     numbered,
 )
-from stages.parts.releases.split import Split
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
 

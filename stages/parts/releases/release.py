@@ -20,6 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -73,6 +74,23 @@ class Move(OneMove):
     ended_at: datetime
     analyses: tuple[dict[str, Any], ...] = ()
     """The last analysis of each step."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The releases that are served, and their shares of new requests."""
+
+    stable: str | None
+    """The release that clients get; None while nothing is served."""
+    canary: str | None = None
+    """The release that is being tried beside the stable one."""
+    percent: int = 0
+    """The canary's share of new requests, 0–100."""
+    standby: str | None = None
+    """An earlier stable release that is kept warm, so that a rollback to it takes seconds."""
+    room: bool = True
+    """Whether a canary fits beside the stable release. If not, nothing can be compared: ``deploy`` replaces the stable
+    release, so that the canary gets all requests at once, and ``withdraw`` brings the stable release back."""
 
 
 def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:

@@ -16,8 +16,7 @@ from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
-from stages.parts.machine.hardware import compute_capability, core_parts, gpus
-from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpus, processor
 from stages.parts.model.checkpoint import CONFIG, sees
 from stages.parts.model.published import format_of
 from stages.parts.records.variant import VARIANT, Variant

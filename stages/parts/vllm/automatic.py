@@ -24,8 +24,7 @@ from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
-from stages.parts.machine.hardware import gpus, hardware, query_gpus
-from stages.parts.machine.processor import Processor, cpu_dtype, processor
+from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor, query_gpus
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu

@@ -14,8 +14,7 @@ from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from stages.parts.base.formats import FORMATS, Format, Kernel
 from stages.parts.base.log import say
 from stages.parts.base.store import digest_of
-from stages.parts.machine.hardware import hardware
-from stages.parts.machine.processor import cpu_dtype, processor
+from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.published import PublishedFormat, quantization_of
 from stages.parts.vllm.arguments import asked_once, serves_on_gpu
 

@@ -16,7 +16,7 @@ from typing import Final
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.log import say
 from stages.parts.cluster.kinds import Kind, Object
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.parts.vllm.sizing import START_S
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.modes import Mode

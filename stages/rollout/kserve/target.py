@@ -20,7 +20,7 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import KSERVE
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from stages.parts.base.errors import RolledBack, ServerFailed, TransientError
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, history
 from stages.parts.vllm.client import has_chat_template
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage

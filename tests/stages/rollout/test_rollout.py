@@ -18,8 +18,7 @@ from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.serving_settings import Serving
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, history
 from stages.rollout.state_machine import StateMachine, roll_out
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 

@@ -19,8 +19,7 @@ from stages.parts.releases.release import METRICS
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.analysis import Observation, analyse, check_quality, figures
 from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, Observer, prompt_tokens
-from stages.rollout.pairs import LOST, Timing
-from stages.rollout.slices import add_pairs, begin_slice, end_slice, late_s, logs
+from stages.rollout.slices import LOST, Timing, add_pairs, begin_slice, end_slice, late_s, logs
 from stages.rollout.target import Target
 
 BOUNDS = (0.01, 0.1, 1.0)

@@ -10,8 +10,7 @@ import pytest
 from scoring.criteria import Weights
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
-from stages.parts.machine.hardware import Hardware
-from stages.parts.machine.processor import Processor
+from stages.parts.machine.hardware import Hardware, Processor
 from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Trial, by_machine
 from stages.parts.records.production import Price, Production
 from stages.report.collect import collect
