@@ -14,9 +14,8 @@ from pipeline.argo.status import CANT_BE_PULLED, attempts, changed, ended, nodes
 from pipeline.runs.progress import RunObserver, observer_for
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ClusterUnavailable, Interrupted, MissingRun, NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster, Expired
 from stages.parts.cluster.kinds import PODS, WORKFLOWS, Kind, Object
-from stages.parts.cluster.refusals import Absent, Expired
 
 PATIENCE_S: Final = 600.0
 """How long the API may not answer."""

@@ -19,9 +19,8 @@ from pipeline.runs.state import RunState
 from pipeline.runs.tables import tasks_table
 from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import ClusterRefused, ConfigError, MissingRun
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
-from stages.parts.cluster.refusals import Absent
 
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
 """Environment variables with the address of Argo's user interface; the first that is set counts."""

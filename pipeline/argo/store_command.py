@@ -15,9 +15,8 @@ from pipeline.workflow.parameters import COMMAND, STORE_COMMAND, store_settings
 from stages.parts.base.errors import Interrupted, RunFailed
 from stages.parts.base.program import PRINTED
 from stages.parts.base.store import canonical_json
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import AlreadyExists, Cluster
 from stages.parts.cluster.kinds import WORKFLOWS
-from stages.parts.cluster.refusals import AlreadyExists
 
 
 def call(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str, int]:

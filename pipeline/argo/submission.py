@@ -14,9 +14,8 @@ from pipeline.argo.status import ended
 from pipeline.argo.template import installed
 from pipeline.workflow.parameters import NAME
 from stages.parts.base.store import canonical_json
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, AlreadyExists, Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
-from stages.parts.cluster.refusals import Absent, AlreadyExists
 
 KEY_LABEL: Final = "slipway/key"
 SUBMISSION: Final = "slipway/submission"

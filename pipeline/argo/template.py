@@ -10,9 +10,8 @@ from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY
 from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import TEMPLATES, Object
-from stages.parts.cluster.refusals import Absent
 
 
 def read(cluster: Cluster, name: str) -> Object:

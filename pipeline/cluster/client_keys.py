@@ -14,9 +14,8 @@ from pipeline.cluster.objects import labelled
 from pipeline.runs.checks import Finding, missing, ok, warning
 from pipeline.settings.platform import ClientSettings, Platform
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import SECRETS, Object
-from stages.parts.cluster.refusals import Absent
 from stages.parts.endpoint.clients import new_key
 from stages.rollout.kserve.detect import served_modes
 from stages.rollout.kserve.objects import API_SECRET

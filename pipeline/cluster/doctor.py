@@ -17,7 +17,7 @@ from pipeline.settings.config import RunConfig
 from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import (
     ACCOUNT_REVIEWS,
     CLAIMS,
@@ -30,7 +30,6 @@ from stages.parts.cluster.kinds import (
     Object,
 )
 from stages.parts.cluster.nodes import quantity
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named

@@ -22,9 +22,8 @@ from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
 from pipeline.workflow.parameters import NAME
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
 from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict, NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import CRD, serving_kinds
 from stages.rollout.kserve.objects import PART_OF
 

@@ -186,7 +186,7 @@ def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
     They stand for the reference on a machine where it does not fit: by them is judged what the other variants lose.
     """
     from stages.parts.base.errors import ConfigError
-    from stages.parts.samples.answers import export_answers
+    from stages.parts.samples.lines import export_answers
 
     text = export_answers(model_store(volume.store, model))
     if not text:
@@ -205,7 +205,7 @@ def samples_import(
 
     For a cluster, run it where the store's volume is mounted.
     """
-    from stages.parts.samples.answers import import_answers
+    from stages.parts.samples.lines import import_answers
 
     imported = import_answers(store, file.read_text())
     rows = [

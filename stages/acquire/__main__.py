@@ -10,7 +10,7 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
 from stages.parts.model.candidates import Candidates
-from stages.parts.model.directory import LOCAL_COMMIT
+from stages.parts.model.description import LOCAL_COMMIT
 from stages.parts.model.hub import COMMIT
 from stages.parts.model.name import ModelName
 

@@ -29,7 +29,7 @@ from stages.parts.model.checkpoint import (
     small_files,
     weight_files,
 )
-from stages.parts.model.directory import LOCAL_COMMIT, commit_name
+from stages.parts.model.description import LOCAL_COMMIT, commit_name
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import damaged, find_not_finite, read_header
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest

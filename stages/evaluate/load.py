@@ -6,7 +6,6 @@ there is only the round, with a fixed number of requests in flight: its throughp
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from stages.evaluate.trace import Trace
 from stages.parts.base.errors import ConfigError, MeasurementFailed
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Slo, Workload
+from stages.parts.model.checkpoint import config_in, stated
 from stages.parts.samples.capacity import (
     LARGEST,
     SHARE,
@@ -59,8 +59,7 @@ class Pace:
 
 def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
     """Raise ConfigError if prompt and answer together are longer than the model or the server allows."""
-    config = json.loads((directory / "config.json").read_text())
-    model_tokens = config.get("text_config", config).get("max_position_embeddings")
+    model_tokens = stated(config_in(directory), "max_position_embeddings")
     limits = [limit for limit in (serving.max_model_len, model_tokens) if isinstance(limit, int)]
     check_fits(workload, trace, min(limits, default=sys.maxsize))
 

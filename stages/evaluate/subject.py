@@ -19,7 +19,6 @@ from stages.evaluate.conditions import Conditions
 from stages.evaluate.distributions import measure_distributions
 from stages.evaluate.items import items_of
 from stages.evaluate.load import Loading, Pace, check_fits
-from stages.evaluate.peak_memory import PeakMemory
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import SLICE, Part, first_parts, joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
@@ -28,13 +27,15 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
+from stages.parts.machine.process import PeakMemory
+from stages.parts.model.description import chat_template
 from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Smaller, Speed, TaskScore, measures_of
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
 from stages.parts.vllm.arguments import takes_pictures
-from stages.parts.vllm.client import answers_chat, has_chat_template
+from stages.parts.vllm.client import answers_chat
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
 from stages.parts.vllm.placement import gpu_groups
 from stages.parts.vllm.probes import check_probes, record_probes
@@ -231,7 +232,7 @@ class Subject:
                 data.probes = record_probes(access)
                 data.agreement = check_probes(access, data.probes)
                 self._try_tools(server)
-                chats = has_chat_template(self.directory)
+                chats = bool(chat_template(self.directory))
                 self._try_picture(server, chats=chats)
                 longest = server.max_model_len()
                 documents = measure_distributions(access, self.session.workload, longest, chats=chats)

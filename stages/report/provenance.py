@@ -19,6 +19,10 @@ from stages.parts.records.variant import Variant
 from stages.report.cells import Cell, Fact, Table, Variants, cell, count, gib, heads, percent, row
 from stages.report.run_report import RunReport
 
+SETTINGS_FILE: Final = "settings.yaml"
+DIGESTS: Final = {"tasks_path": "tasks_digest", "trace": "trace_digest", "divergence_text": "divergence_digest"}
+"""The fields of a workload that name files, and the fields of an evaluation's workload with their digests."""
+
 
 def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact]:
     """Describe the model, and what its variants were measured on and with."""
@@ -110,11 +114,6 @@ def stages_run(outcomes: Sequence[Outcome]) -> Table:
         name = cell(f"{outcome.stage} {outcome.variant}".strip())
         rows.append(row(name, result, cell(f"{outcome.seconds:.1f}"), why))
     return Table("stages", titles, tuple(rows))
-
-
-SETTINGS_FILE: Final = "settings.yaml"
-DIGESTS: Final = {"tasks_path": "tasks_digest", "trace": "trace_digest", "divergence_text": "divergence_digest"}
-"""The fields of a workload that name files, and the fields of an evaluation's workload with their digests."""
 
 
 def reproduction(report: RunReport, decision: Production) -> list[Fact]:

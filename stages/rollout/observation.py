@@ -15,12 +15,13 @@ from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.model.adapter import adapters_in
+from stages.parts.model.description import chat_template
 from stages.parts.records.counters import Counters
 from stages.parts.records.rollout import Journal, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.arguments import takes_pictures
-from stages.parts.vllm.client import Access, answer, answers_chat, has_chat_template
+from stages.parts.vllm.client import Access, answer, answers_chat
 from stages.parts.vllm.parsers import parses_calls
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.analysis import FAILURES, Observation, analyse
@@ -72,7 +73,7 @@ def responds(store: ModelStore, target: Target, release: str, stable: str | None
             answer(url, name, api_key())
     except ServerFailed:
         return False
-    chats = any(has_chat_template(store.releases / name) for name in (release, stable) if name)
+    chats = any(chat_template(store.releases / name) for name in (release, stable) if name)
     serving, directory = target.serving_of(release), store.releases / release
     tools, picture = parses_calls(serving, directory), takes_pictures(serving, directory)
     return not chats or answers_chat(url, store.model, api_key(), tools=tools, picture=picture)

@@ -229,7 +229,7 @@ class StateMachine:
 
     def _observe(self) -> None:
         """Look once at a step, or at a canary that waits for a person."""
-        journal, began = self.journal, self._now()
+        journal, settings, began = self.journal, self.journal.settings, self._now()
         try:
             split = self.target.split()
             if split.stable == journal.release:
@@ -246,17 +246,12 @@ class StateMachine:
         self._keep(**look.changes)
         if look.verdict == "rollback":
             return self._start_rollback(f"at {journal.percent} %: {look.reason}")
-        if journal.state == "awaiting approval":
-            self._await_approval(look)
-        else:
+        if journal.state != "awaiting approval":
             self._end_step(look)
-        return self._pause(began) if self.journal.state == journal.state else None
-
-    def _await_approval(self, look: Look) -> None:
         # A window of many good hours would hide that it has been bad for a minute.
-        settings = self.journal.settings
-        if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
+        elif self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
             self._keep(window=None, entered_at=self._now())
+        return self._pause(began) if self.journal.state == journal.state else None
 
     def _end_step(self, look: Look) -> None:
         """Go to the next step, to the promotion or back, once the evidence is sufficient; else wait."""

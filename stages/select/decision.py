@@ -13,7 +13,7 @@ from stages.parts.base.program import version
 from stages.parts.base.settings import parse
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.production import RULES, FewerGpus, Production
+from stages.parts.records.production import RULES, Production
 from stages.parts.samples.figures import prompt_tokens_per_s
 from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
@@ -57,7 +57,8 @@ def decide(
     winner = measurements.evaluations[verdict.chosen]
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
     layout, evidence, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence, basis.base
-    starts = evidence.speed.blocks
+    starts, measured = evidence.speed.blocks, samples[winner.variant]
+    served = measured.smaller if layout and not layout.against else measured
     reason = reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, evidence.anchor)
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
     return Production(
@@ -88,16 +89,10 @@ def decide(
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
-        prompt_tokens_per_s=_prompt_tokens_per_s(samples[winner.variant], layout),
+        prompt_tokens_per_s=prompt_tokens_per_s(served.rounds + served.trials),
         key=decision_key(basis, measurements.evaluations, asked),
         decided_at=datetime.now(UTC),
     )
-
-
-def _prompt_tokens_per_s(measured: Samples, layout: FewerGpus | None) -> float | None:
-    """Compute how fast the winner reads prompts on as many GPUs as it is served on."""
-    served = measured.smaller if layout and not layout.against else measured
-    return prompt_tokens_per_s(served.rounds + served.trials)
 
 
 def _excluded(basis: Basis, measurements: Measurements) -> dict[str, str]:

@@ -29,6 +29,16 @@ Choice = Mapping[str, Any]
 """The first choice of a reply."""
 Needs = Literal["nothing", "chat", "tools"]
 """What the model's tokenizer must have: a chat template, or one that shows the model its tools."""
+KIND: Final = "held-out"
+IFEVAL: Final = DatasetFile("google/IFEval", "966cd89545d6b6acfd7638bc708b98261ca58e84", "ifeval_input_data.jsonl")
+DATA: Final = {
+    "gsm8k": DatasetFile(
+        "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee", "main/test-00000-of-00001.parquet"
+    ),
+    "ifeval": IFEVAL,
+    "instructions": IFEVAL,
+}
+"""What a task needs, by its name."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +110,6 @@ def values(served: Served, questions: Sequence[Question], concurrency: int) -> l
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, questions))
-
-
-KIND: Final = "held-out"
-IFEVAL: Final = DatasetFile("google/IFEval", "966cd89545d6b6acfd7638bc708b98261ca58e84", "ifeval_input_data.jsonl")
-DATA: Final = {
-    "gsm8k": DatasetFile(
-        "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee", "main/test-00000-of-00001.parquet"
-    ),
-    "ifeval": IFEVAL,
-    "instructions": IFEVAL,
-}
-"""What a task needs, by its name."""
 
 
 def of_text(name: str, served: Served) -> Iterator[Question]:

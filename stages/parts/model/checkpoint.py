@@ -5,6 +5,7 @@ This module imports no model library and runs none of the model's own code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -243,6 +244,21 @@ def _weight_map(directory: Path) -> dict[str, str]:
     for shard in set(weight_map.values()):
         safe_relative(shard)
     return weight_map
+
+
+def config_in(directory: Path) -> dict[str, Any]:
+    """Read config.json; empty if it can't be read: vLLM says then what is wrong."""
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((directory / CONFIG).read_bytes())
+        return config if isinstance(config, dict) else {}
+    return {}
+
+
+def stated(config: Mapping[str, Any], *fields: str) -> Any:
+    """Find the value of the first of these fields that is set, in config.json or in its part for the language model;
+    None if none is."""
+    parts = (config, config.get("text_config") or {})
+    return next((part[name] for part in parts for name in fields if part.get(name)), None)
 
 
 def parse_object(content: bytes, name: str) -> dict[str, Any]:

@@ -177,12 +177,6 @@ def _integers(name: str, quantization: Config, *further: Scales) -> PublishedFor
     return _form(name, bits, group, replace(group, bits=bits), *further, needs=needs)
 
 
-def _mxfp4(quantization: Config) -> PublishedFormat:  # noqa: ARG001
-    """Describe gpt-oss, of which only the experts are in MXFP4."""
-    storage = Storage("mxfp4", 4, (Scales(8, 32),), frozenset({"experts"}), capabilities=(8.0, math.inf))
-    return PublishedFormat("mxfp4", storage, "AMX")
-
-
 def _modelopt(quantization: Config) -> PublishedFormat:
     algorithms = {
         "FP8": _fp8({}),
@@ -226,11 +220,15 @@ def _scheme(weights: Config, activations: Config | None) -> PublishedFormat:
     return _form(f"fp{bits}{suffix}", bits, scale, arithmetic="fp8" if activations else "bf16")
 
 
+MXFP4: Final = PublishedFormat(
+    "mxfp4", Storage("mxfp4", 4, (Scales(8, 32),), frozenset({"experts"}), capabilities=(8.0, math.inf)), "AMX"
+)
+"""gpt-oss's, of which only the experts are in it."""
 METHODS: Final[Mapping[str, Callable[[Config], PublishedFormat]]] = {
     "fp8": _fp8,
     "awq": lambda stated: _integers("awq", stated),
     "gptq": lambda stated: _integers("gptq", stated, Scales(32, 1, None, loaded=False)),
-    "mxfp4": _mxfp4,
+    "mxfp4": lambda _: MXFP4,
     "modelopt": _modelopt,
     "compressed-tensors": _compressed_tensors,
 }

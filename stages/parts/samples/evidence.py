@@ -34,6 +34,8 @@ BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", 
 """The measures that are known before a variant is loaded."""
 AGREEMENT: Final = 0.9
 """The least agreement of a server's answers to the fixed questions with the probabilities that it gives to them."""
+Questions = Mapping[str, Mapping[str, Items]]
+"""The items of each task, by variant and task."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,6 @@ def loss_sentence(task: str, loss: TaskLoss) -> str:
     if loss.more_items < math.inf:
         sentence += f"; {math.ceil(loss.more_items)} times as many items would tell"
     return sentence
-
-
-Questions = Mapping[str, Mapping[str, Items]]
-"""The items of each task, by variant and task."""
 
 
 def questions(samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:

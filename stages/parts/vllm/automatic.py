@@ -366,16 +366,10 @@ def _unplanned(serving: AskedServing, place: Place, weights_bytes: int, *, note:
 
 
 def _pinned(
-    serving: AskedServing,
-    size: int,
-    context: int | None,
-    bytes_to_read: int,
-    asked: ReferenceServing | None = None,
+    serving: AskedServing, size: int, context: int | None, bytes_to_read: int, asked: ReferenceServing | None = None
 ) -> Serving:
-    pinned = serving.pinned(
-        tensor_parallel_size=size, max_model_len=context, startup_timeout_s=startup_s(bytes_to_read)
-    )
-    return pinned.model_copy(update={"reference": asked})
+    sizes = {"tensor_parallel_size": size, "max_model_len": context, "startup_timeout_s": startup_s(bytes_to_read)}
+    return serving.pinned(**sizes).model_copy(update={"reference": asked})
 
 
 def _refuse(mistakes: Sequence[str], subject: str) -> None:

@@ -13,14 +13,12 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 
 from stages.parts.base.errors import ServerFailed, TransientError
-from stages.parts.model.description import chat_template
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -39,6 +37,13 @@ A_PICTURE: Final = (
 )
 """A red square of 64 × 64 pixels."""
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
+TIMEOUT_S: Final = 120.0
+PASSING: Final = frozenset({429, 502, 503, 504})
+"""Statuses of a server, or of a gateway before it, that may pass."""
+GREEDY: Final = {"temperature": 0, "repetition_penalty": 1.0}
+"""Otherwise a model's own generation_config.json would change its answers."""
+Distribution = Mapping[str, Mapping[str, float]]
+"""For each token id: ``logprob`` (natural) and ``rank`` (1 is the likeliest)."""
 
 
 def http(certificate: str | None = None) -> httpx.Client:
@@ -174,11 +179,6 @@ def answers_chat(
         return False
 
 
-def has_chat_template(directory: Path) -> bool:
-    """Whether the tokenizer of the model in *directory* has a chat template."""
-    return bool(chat_template(directory))
-
-
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:
     """Make the environment of a server's client on the same machine, which uses no proxy for it."""
     around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
@@ -201,16 +201,6 @@ def reachable(host: str) -> str:
     if address.is_unspecified:
         address = ipaddress.ip_address("::1" if address.version == 6 else LOOPBACK)
     return f"[{address}]" if address.version == 6 else str(address)
-
-
-TIMEOUT_S: Final = 120.0
-PASSING: Final = frozenset({429, 502, 503, 504})
-"""Statuses of a server, or of a gateway before it, that may pass."""
-GREEDY: Final = {"temperature": 0, "repetition_penalty": 1.0}
-"""Otherwise a model's own generation_config.json would change its answers."""
-
-Distribution = Mapping[str, Mapping[str, float]]
-"""For each token id: ``logprob`` (natural) and ``rank`` (1 is the likeliest)."""
 
 
 def complete(access: Access, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from stages.parts.releases.release import Split
 from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
-from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, release_of, revision_of
 from stages.rollout.kserve.release_pods import Pods
@@ -91,7 +90,7 @@ class KServeTarget(Target):
         return self.endpoint.serving_of(release)
 
     def check_room(self, release: str) -> None:
-        check_room(self.cluster, self.endpoint, release, present=len(self.pods.of(release)))
+        self.pods.check_room(release)
 
     def waits_for(self, release: str) -> str:
         with contextlib.suppress(SlipwayError):

@@ -22,8 +22,7 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Drift, Goodput, Speed, Trial
 from stages.parts.records.production import Price
-from stages.report.collect import collect
-from stages.report.page import render
+from stages.report.page import collect, render
 from stages.report.provenance import settings_file
 from stages.report.run_report import RunReport
 from stages.report.scores import changed, sentences, verdict

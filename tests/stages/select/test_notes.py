@@ -13,8 +13,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware, Processor
 from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Trial, by_machine
 from stages.parts.records.production import Price, Production
-from stages.report.collect import collect
-from stages.report.page import render
+from stages.report.page import collect, render
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 
