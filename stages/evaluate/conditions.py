@@ -9,15 +9,13 @@ from typing import Any, Final
 
 from stages.evaluate.distributions import held_out_digest
 from stages.evaluate.questions import questions_digest
-from stages.parts.base.errors import ConfigError, DamagedModel
+from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, digest_of, sha256_of
+from stages.parts.base.store import digest_of, sha256_of
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import Hardware, hardware
-from stages.parts.records.acquired import difference
-from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.vllm.arguments import core_binding, installed_version
-from stages.parts.vllm.placement import gpu_groups
+from stages.parts.records.variant import Variant
+from stages.parts.vllm.arguments import core_binding, gpu_groups, installed_version
 
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
@@ -79,17 +77,6 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving, parser
         hardware=machine,
         binding=core_binding(serving),
     )
-
-
-def read_variant(store: ModelStore, name: str) -> Variant:
-    """Read the variant's manifest, and check its files by their sizes; DamagedModel if it or one of them is missing."""
-    directory = store.optimized(name)
-    variant = Variant.read(directory / VARIANT)
-    if variant is None:
-        raise DamagedModel(f"{directory} has no {VARIANT}", hint=f"make it first: optimize --method {name}")
-    if wrong := difference(directory, variant.files):
-        raise DamagedModel(f"the {name} variant is damaged: {wrong}", hint="run optimize again to replace it")
-    return variant
 
 
 def tasks_digest(tasks_path: str | None) -> str | None:

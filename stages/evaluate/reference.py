@@ -8,17 +8,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from stages.evaluate.conditions import conditions_of, read_variant
+from stages.evaluate.conditions import conditions_of
 from stages.evaluate.quality import FIRST
 from stages.evaluate.subject import Session, Subject, lanes
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.answers import QUESTIONS, KeptAnswers, answers_key, answers_paths
+from stages.parts.records.variant import read_variant
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.lines import Samples, read_answers, write_samples
+from stages.parts.vllm.arguments import gpu_groups
 from stages.parts.vllm.parsers import parser_arguments
-from stages.parts.vllm.placement import gpu_groups
 
 MINUTE: Final = 60
 SHARE: Final = 1 / 3
@@ -36,7 +37,7 @@ def ask_elsewhere(session: Session) -> Measured:
     store, name, serving = session.store, session.profile.reference_variant, session.serving
     session = replace(session, serving=serving.of_reference())
     parsers = parser_arguments(session.serving, store.optimized(name))
-    conditions = conditions_of(read_variant(store, name), session.workload, session.serving, parsers)
+    conditions = conditions_of(read_variant(store.optimized(name)), session.workload, session.serving, parsers)
     key = answers_key(conditions.variant.base_digest, name, conditions.workload)
     record, samples = answers_paths(store, key)
     if answers := KeptAnswers.read_if_intact(record, "asking again"):

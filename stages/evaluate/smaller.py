@@ -18,7 +18,7 @@ from stages.evaluate.subject import Lane, Subject, lanes
 from stages.parts.base.log import say
 from stages.parts.records.evaluation import Smaller
 from stages.parts.samples.lines import LoadSamples, StartLoad
-from stages.parts.vllm.placement import gpu_groups
+from stages.parts.vllm.arguments import gpu_groups
 
 STARTS: Final = 2
 """With those on more GPUs they show how much a start changes; what is to be seen is a difference of a third or more."""

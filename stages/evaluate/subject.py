@@ -17,10 +17,9 @@ from stages.evaluate import generator, harness
 from stages.evaluate.bench import LoadTarget
 from stages.evaluate.conditions import Conditions
 from stages.evaluate.distributions import measure_distributions
-from stages.evaluate.items import items_of
 from stages.evaluate.load import Loading, Pace, check_fits
 from stages.evaluate.preloaded import Preloaded
-from stages.evaluate.quality import SLICE, Part, first_parts, joined, run_tasks, scores_of
+from stages.evaluate.quality import SLICE, Part, first_parts, items_of, joined, run_tasks, scores_of
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say
@@ -34,10 +33,9 @@ from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
-from stages.parts.vllm.arguments import takes_pictures
+from stages.parts.vllm.arguments import gpu_groups, takes_pictures
 from stages.parts.vllm.client import answers_chat
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
-from stages.parts.vllm.placement import gpu_groups
 from stages.parts.vllm.probes import check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
 

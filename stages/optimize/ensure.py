@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from scoring.names import REFERENCE
 from stages.optimize.base_model import Base, read_base
-from stages.optimize.calibration import calibration_digest
+from stages.optimize.gptqmodel_job import calibration_digest
 from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
 from stages.parts.base.formats import FORMATS, Quantizer, why_not_from

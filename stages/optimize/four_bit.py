@@ -25,8 +25,7 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
-from stages.optimize.calibration import KIND
-from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
+from stages.optimize.gptqmodel_job import BITS, KIND, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.language_part import LanguagePart, language_part
 from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.errors import ConfigError, QuantizationFailed

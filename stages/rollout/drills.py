@@ -18,15 +18,13 @@ import httpx
 from scoring.percentiles import p95
 from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.base.workload import Slo, Workload
 from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
-from stages.parts.vllm.client import Access, trusting
-from stages.parts.vllm.streaming import REQUEST_TIMEOUT_S, VOCABULARY, Reply, stream_completion
+from stages.parts.vllm.client import REQUEST_TIMEOUT_S, VOCABULARY, Access, Reply, stream_completion, trusting
 from stages.rollout.commands import abort, roll_back
 from stages.rollout.target import Target
 

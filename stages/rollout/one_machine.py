@@ -26,9 +26,8 @@ from stages.parts.records.counters import Counters, together
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import Split, user
-from stages.parts.vllm.arguments import serves_on_gpu
+from stages.parts.vllm.arguments import check_replicas, serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
-from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.target import Replicas, needed, tried_already
 

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal
 from scoring.canary import Counts
 from stages.parts.records.counters import Counters, Increase
 from stages.parts.records.rollout import Journal, Side, Slice, Window
-from stages.parts.vllm.client import Access, http
-from stages.parts.vllm.streaming import VOCABULARY, Reply, stream_completion
+from stages.parts.vllm.client import VOCABULARY, Access, Reply, http, stream_completion
 
 SLICES: Final = 12
 """Number of slices in the shortest time of a step."""

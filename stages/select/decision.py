@@ -19,8 +19,7 @@ from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
 from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
 from stages.select.measurements import Measurements, measurements_of
-from stages.select.notes import notes_of
-from stages.select.sentences import reason_of, unknown_loss
+from stages.select.sentences import notes_of, reason_of, unknown_loss
 from stages.select.stored import Asked, Basis
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from scoring.units import MIB
 from stages.parts.base.errors import NotInstalled
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 
 NVIDIA_SMI_TIMEOUT_S: Final = 30
 DRIVER: Final = Path("/usr/local/nvidia")
@@ -66,13 +66,8 @@ def processor(cpuinfo: Path = CPUINFO) -> Processor | None:
 
     None where nothing is known, as on ARM, whose processors are described in other words.
     """
-    try:
-        line = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-    except OSError:
-        line = None
-    if not line:
+    if not (flags := set(_cpuinfo("flags", cpuinfo).split())):
         return None
-    flags = set(line[1].split())
     # oneDNN ignores case, and values that it does not know.
     limit = os.environ.get(LIMIT, "").upper()
     return Processor(
@@ -100,7 +95,7 @@ class Hardware(Record):
 def hardware() -> Hardware:
     """Describe what this process may use of the machine: cores (affinity), memory (cgroup limit) and GPUs."""
     return Hardware(
-        cpu=_cpu_model(),
+        cpu=_cpuinfo("model name") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),
         gpus=tuple(gpus()),
@@ -212,12 +207,12 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
     return {cpu}.union(*(range(end[0], end[-1] + 1) for end in ends))
 
 
-def _cpu_model() -> str:
-    try:
-        model = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(), re.MULTILINE)
-    except OSError:
-        model = None
-    return model[1].strip() if model else platform.machine()  # cpuinfo on ARM names no model
+def _cpuinfo(field: str, path: Path = CPUINFO) -> str:
+    """Read what the kernel says of a processor; empty if it does not: on ARM it describes them in other words."""
+    with contextlib.suppress(OSError):
+        if line := re.search(rf"^{field}\s*:\s*(.+)$", path.read_text(), re.MULTILINE):
+            return line[1].strip()
+    return ""
 
 
 def total_memory_bytes() -> int:

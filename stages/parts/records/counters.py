@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import ConfigDict
 
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 
 
 class Counters(Record):

@@ -9,9 +9,8 @@ from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
-from stages.parts.base.record import Record
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.records.counters import Counters
 
 JOURNAL: Final = "rollout.json"

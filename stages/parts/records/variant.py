@@ -11,9 +11,9 @@ from typing import Any, Final
 from pydantic import Field
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE
+from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.base.store import ModelStore, Record, digest_of
 from stages.parts.records.acquired import File, difference, files_digest
 
 VARIANT: Final = "variant.json"
@@ -70,6 +70,15 @@ def write_variant(work: Path, name: str, identity: Mapping[str, Any], started_s:
         **made,
     )
     variant.write(work / VARIANT)
+    return variant
+
+
+def read_variant(directory: Path) -> Variant:
+    """Read the record of *directory*, whose files have the sizes that it says; DamagedModel if they do not."""
+    variant = Variant.read(directory / VARIANT)
+    wrong = difference(directory, variant.files) if variant else f"{VARIANT} is missing"
+    if variant is None or wrong:
+        raise DamagedModel(f"{directory} is damaged: {wrong}", hint="run again: it is made anew")
     return variant
 
 

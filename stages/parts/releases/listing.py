@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore, Record, exclusive
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant

@@ -8,9 +8,8 @@ from typing import Any, Final
 from pydantic import ConfigDict, Field
 
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.record import Record
 from stages.parts.base.serving_settings import PINNED, AskedServing, Serving
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.base.workload import Slo
 from stages.parts.model.checkpoint import config_in, stated
 from stages.parts.records.evaluation import Engine

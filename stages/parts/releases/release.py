@@ -29,14 +29,13 @@ from pydantic import ValidationError
 
 from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
+from stages.parts.base.store import ModelStore, Placement, Record, place_tree, swap_link, write_json, write_text
 from stages.parts.model.adapter import FOLDER
-from stages.parts.records.acquired import ACQUIRED, difference, read_intact
+from stages.parts.records.acquired import ACQUIRED, read_intact
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
-from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.records.variant import VARIANT, read_variant
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
 CANDIDATE: Final = "candidate"
@@ -107,10 +106,7 @@ def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement
 def make(store: ModelStore, decision: Production) -> Placement:
     """Make the release's directory of hard links, complete or not at all. This costs O(number of files)."""
     variant_dir = store.optimized(decision.winner)
-    variant = Variant.read(variant_dir / VARIANT)
-    wrong = difference(variant_dir, variant.files) if variant else f"{VARIANT} is missing"
-    if variant is None or wrong:
-        raise DamagedModel(f"{variant_dir} is damaged: {wrong}", hint="run again: it is made anew")
+    variant = read_variant(variant_dir)
     release = store.releases / decision.release
     if release.exists():
         return "hardlink"

@@ -15,9 +15,8 @@ from typing import Final
 
 from stages.parts.base.errors import Conflict, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.record import Record
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore, Record, exclusive
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.items import items_of
-from stages.evaluate.quality import scores_of
+from stages.evaluate.quality import items_of, scores_of
 from stages.evaluate.questions import OWN, RECIPE, written
 from stages.evaluate.questions.instructions import MIXED
 from stages.evaluate.questions.question import DATA, Served

@@ -24,8 +24,7 @@ from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.release import Split
-from stages.parts.vllm.client import Access
-from stages.parts.vllm.streaming import Reply
+from stages.parts.vllm.client import Access, Reply
 from stages.rollout import drills
 from stages.rollout.commands import abort
 from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, SteadyLoad, answers, drill_crash, drill_rollback
