@@ -23,7 +23,7 @@ from typing import Final
 from pipeline.settings.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
-from stages.evaluate.conditions import Conditions, conditions_of
+from stages.evaluate.results import Conditions, conditions_of
 from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree

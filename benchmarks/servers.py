@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from scoring.arrays import Floats
-from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import Counters
 from stages.rollout.slices import ANSWER_TOKENS, LOST, Timing
 
 HORIZON_S: Final = 4 * 900 + 400

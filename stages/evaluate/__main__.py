@@ -15,8 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scoring.profile import Profile
-from stages.evaluate.conditions import Conditions, conditions_of
-from stages.evaluate.results import UNCOMPARED, Found, Result, bring_back, complete, existing, refused
+from stages.evaluate.results import (
+    UNCOMPARED,
+    Conditions,
+    Found,
+    Result,
+    bring_back,
+    complete,
+    conditions_of,
+    existing,
+    refused,
+)
 from stages.parts.base import program
 from stages.parts.base.errors import (
     ConfigError,

@@ -236,14 +236,12 @@ class Block:
 def _take_turns(phases: Sequence[tuple[Subject, Iterator[LoadSamples]]]) -> None:
     """Do one run of each at a time, in an order that is reversed each time, until all have ended."""
     while phases:
-        phases = [(subject, runs) for subject, runs in phases if _run(subject, runs)][::-1]
-
-
-def _run(subject: Subject, runs: Iterator[LoadSamples]) -> bool:
-    """Whether there was another run."""
-    with subject.turn():
-        return next(runs, None) is not None
-    return False
+        going = []
+        for subject, runs in phases:
+            with subject.turn():
+                if next(runs, None) is not None:
+                    going.append((subject, runs))
+        phases = going[::-1]
 
 
 def _parts(group: Sequence[Subject], size: int) -> list[Sequence[Subject]]:

@@ -19,14 +19,14 @@ from typing import Final, Literal
 from scoring.choice import Verdict
 from scoring.profile import Profile
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
+from stages.evaluate.apart import ask_elsewhere, keep_answers, measure_smaller
 from stages.evaluate.block import Block, Subjects
-from stages.evaluate.conditions import Conditions
 from stages.evaluate.load import check_lengths
 from stages.evaluate.quality import check_tasks
-from stages.evaluate.reference import ask_elsewhere, keep_answers
 from stages.evaluate.results import (
     MINUTE,
     UNCOMPARED,
+    Conditions,
     Found,
     Result,
     choice_digest,
@@ -35,7 +35,6 @@ from stages.evaluate.results import (
     keep_refusal,
     restore,
 )
-from stages.evaluate.smaller import measure_smaller
 from stages.evaluate.subject import Lane, Session, Subject, lanes
 from stages.evaluate.trace import load_trace
 from stages.parts.base.errors import MeasurementFailed, SlipwayError

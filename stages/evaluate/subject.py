@@ -15,11 +15,11 @@ from typing import Any
 from scoring.profile import Profile
 from stages.evaluate import generator, harness
 from stages.evaluate.bench import LoadTarget
-from stages.evaluate.conditions import Conditions
 from stages.evaluate.distributions import measure_distributions
 from stages.evaluate.load import Loading, Pace, check_fits
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import SLICE, Part, first_parts, items_of, joined, run_tasks, scores_of
+from stages.evaluate.results import Conditions
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say

@@ -17,7 +17,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import CANDIDATE_METRICS
-from stages.report import constraints, load, provenance, quality, scores
+from stages.report import load, provenance, quality, scores
 from stages.report.cells import Variants, percent
 from stages.report.load import predictions
 from stages.report.plots import STYLES
@@ -127,7 +127,7 @@ def contents(report: RunReport) -> dict[str, Any]:
             "score_plots": scores.score_plots(decision, variants),
             "comparisons": scores.comparisons(decision, variants),
             "trade_offs": scores.trade_offs(decision, variants),
-            "constraints": constraints.constraints(decision, evaluations, variants),
+            "constraints": quality.constraints(decision, evaluations, variants),
             "settings_file": provenance.SETTINGS_FILE,
             "settings": provenance.settings_file(report),
             "command": provenance.command(report, decision),

@@ -16,8 +16,7 @@ from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.model.adapter import adapters_in
 from stages.parts.model.description import chat_template
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import Journal, Slice, Window
+from stages.parts.records.rollout import Counters, Journal, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.arguments import takes_pictures

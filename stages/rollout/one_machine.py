@@ -22,8 +22,7 @@ from stages.parts.endpoint.endpoint import SERVERS, WANTED, Endpoint, ServerStat
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.metering import count_own
 from stages.parts.endpoint.tls import tls_of
-from stages.parts.records.counters import Counters, together
-from stages.parts.records.rollout import LOCAL
+from stages.parts.records.rollout import LOCAL, Counters, together
 from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import Split, user
 from stages.parts.vllm.arguments import check_replicas, serves_on_gpu

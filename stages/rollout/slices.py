@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from scoring.canary import Counts
-from stages.parts.records.counters import Counters, Increase
-from stages.parts.records.rollout import Journal, Side, Slice, Window
+from stages.parts.records.rollout import Counters, Increase, Journal, Side, Slice, Window
 from stages.parts.vllm.client import VOCABULARY, Access, Reply, http, stream_completion
 
 SLICES: Final = 12

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stages.parts.base.errors import Conflict, UnknownName
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import KSERVE, LOCAL
+from stages.parts.records.rollout import KSERVE, LOCAL, Counters
 from stages.parts.releases.release import Split
 
 if TYPE_CHECKING:

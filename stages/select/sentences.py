@@ -31,7 +31,7 @@ def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Pri
     overloaded or have no cost, and questions that were not asked or not of all."""
     evaluations, questions = measurements.evaluations, measurements.questions
     return [
-        *([kept_answers(measurements.asked)] if measurements.asked else []),
+        *kept_answers(measurements.asked),
         *near_limits(measurements, limits),
         *different_hardware(evaluations),
         *slower_machine(machine_speeds(evaluations)),
@@ -46,13 +46,13 @@ def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Pri
     ]
 
 
-def kept_answers(asked: Asked) -> str:
-    """Say where the answers come from by which the losses are judged."""
-    answers = asked.answers
-    return (
-        f"{answers.variant} was asked the questions and not loaded, because it does not fit as the variants are "
-        f"served: its answers are those of {answers.origin}."
-    )
+def kept_answers(asked: Asked | None) -> Iterator[str]:
+    """Note where the answers come from by which the losses are judged."""
+    if asked:
+        yield (
+            f"{asked.answers.variant} was asked the questions and not loaded, because it does not fit as the variants "
+            f"are served: its answers are those of {asked.answers.origin}."
+        )
 
 
 def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iterator[str]:

@@ -28,9 +28,8 @@ from stages.parts.base.errors import RolledBack
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree, write_json
 from stages.parts.endpoint.endpoint import Endpoint, endpoint
-from stages.parts.records.counters import Counters
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.rollout import Journal, read_journal
+from stages.parts.records.rollout import Counters, Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
 from stages.parts.vllm.client import Access

@@ -2,7 +2,7 @@
 compute it, and how such a checkpoint becomes a variant.
 
 Methods are named as ``quant_method`` in config.json, which vLLM reads as well; a test compares them with its registry.
-``check`` asks vLLM itself for its kernels (``stages.parts.vllm.kernels``).
+``check`` asks vLLM itself for its kernels (``stages.parts.vllm.support``).
 """
 
 from __future__ import annotations

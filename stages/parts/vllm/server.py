@@ -48,8 +48,7 @@ from stages.parts.vllm.client import (
     reachable,
 )
 from stages.parts.vllm.gpu_room import check_room
-from stages.parts.vllm.server_log import CRASH, CRASHES, ServerLog, error_in, last_line, signal_in
-from stages.parts.vllm.watch import EngineWatch
+from stages.parts.vllm.server_log import CRASH, CRASHES, EngineWatch, ServerLog, error_in, last_line, signal_in
 
 POLL_S: Final = 0.25
 SETTLE_S: Final = 2.0

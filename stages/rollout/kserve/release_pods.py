@@ -21,7 +21,7 @@ from stages.parts.base.errors import AccessDenied, NotEnoughGpus, ServerFailed, 
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import NODES, PODS, QUOTAS, Object
 from stages.parts.cluster.nodes import admits, free
-from stages.parts.records.counters import Counters
+from stages.parts.records.rollout import Counters
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, read_metrics
 from stages.parts.vllm.prometheus import METRICS, sum_counters
 from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, condition

@@ -18,8 +18,7 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import EVENTS, Object
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import KSERVE
+from stages.parts.records.rollout import KSERVE, Counters
 from stages.parts.releases.release import Split
 from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
 from stages.rollout.kserve.autoscaling import Autoscalers

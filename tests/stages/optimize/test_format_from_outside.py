@@ -22,7 +22,7 @@ from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import Processor
 from stages.parts.model.description import Description
-from stages.parts.vllm.kernels import missing_kernels
+from stages.parts.vllm.support import missing_kernels
 from tests.stages.optimize.tiny import acquire
 from tests.stages.parts.vllm.test_automatic import PUBLISHED
 

@@ -13,8 +13,7 @@ from stages.parts.base.errors import TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
-from stages.parts.records.counters import ZERO, Counters, Histogram
-from stages.parts.records.rollout import Analysis, Journal, Observed, Side, Slice, Window
+from stages.parts.records.rollout import ZERO, Analysis, Counters, Histogram, Journal, Observed, Side, Slice, Window
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.analysis import Observation, analyse, check_quality, figures
