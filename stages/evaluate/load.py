@@ -51,8 +51,6 @@ RUNS: Final = 1000
 """More than the runs of one start."""
 PROMPTS: Final = 1_000_000
 """More than the requests of one run."""
-
-
 CLOSE: Final = 1.1
 """The ratio of neighbouring rates on the scale, where the search ends; the capacity is interpolated between them."""
 SHIFT: Final = (math.sqrt(5) - 1) / 2

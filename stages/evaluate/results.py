@@ -33,8 +33,6 @@ UNCOMPARED: Final = "not measured, because the variant to compare with could not
 Result = Evaluation | Refused
 Found = tuple[Result | SlipwayError, bool]
 """What became of a variant, and whether anything of it was measured now."""
-
-
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),

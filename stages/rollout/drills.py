@@ -37,8 +37,6 @@ POLL_S: Final = 0.2
 PROMPT_TOKENS: Final = 128
 OUTPUT_TOKENS: Final = 64
 """Both are used where the workload is a trace, which sets no lengths."""
-
-
 PAUSE_AFTER_FAILURE_S: Final = 0.1
 
 

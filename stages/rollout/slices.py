@@ -24,8 +24,6 @@ LATE_S: Final = 1.0
 """An answer is late if it takes longer than ``LATE`` times as long as is typical, and this time more."""
 Latency = Literal["ttft", "tpot"]
 Role = Literal["canary", "stable"]
-
-
 ANSWER_TOKENS: Final = 16
 """Enough to measure a time per output token."""
 SHORTEST_S: Final = 1e-3

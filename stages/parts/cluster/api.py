@@ -44,8 +44,6 @@ LONGEST_PAUSE_S: Final = 10.0
 WATCH_S: Final = 240
 """The server ends a watch after this time. It sends a bookmark about every minute, so silence is a lost connection."""
 PAGE: Final = 500
-
-
 TRANSIENT: Final = frozenset({429, 500, 502, 503, 504})
 
 

@@ -30,8 +30,6 @@ GPUS_VARIABLE: Final = "SLIPWAY_GPUS"
 CPUS: Final = Path("/sys/devices/system/cpu")
 CGROUP_LIMITS: Final = tuple(Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
 """A container's limit of memory, by the version of the kernel's control groups."""
-
-
 CPUINFO: Final = Path("/proc/cpuinfo")
 LIMIT: Final = "ONEDNN_MAX_CPU_ISA"
 BELOW_AVX2: Final = {"SSE41", "AVX"}

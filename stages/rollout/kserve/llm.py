@@ -43,8 +43,6 @@ INSTALL: Final = "install KServe's charts kserve-llmisvc-crd and kserve-llmisvc-
 PRESET: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceServiceConfig", "llminferenceserviceconfigs")
 PRESETS: Final = ("config-llm-template", "config-llm-router-route")
 SCHEDULER_PRESET: Final = "config-llm-scheduler"
-
-
 LLM_SERVICES: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceService", "llminferenceservices")
 CACHES: Final = Kind("serving.kserve.io/v1alpha1", "LocalModelNamespaceCache", "localmodelnamespacecaches")
 PROMOTED: Final = "slipway/promoted"

@@ -37,8 +37,6 @@ ENDED: Final = ("Succeeded", "Failed")
 """The phases of pods that others take the place of, such as one that its node has evicted."""
 KEPT: Final = "2h"
 """How far back Prometheus is queried for pods that are gone: longer than a step of a rollout."""
-
-
 POOLS: Final = (
     "cloud.google.com/gke-nodepool",
     "eks.amazonaws.com/nodegroup",
