@@ -50,16 +50,15 @@ def decide(
     excluded = _excluded(basis, measurements)
     _check_choosable(measurements, profile, excluded)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
-    apart = [name for name in measurements.loaded if name not in estimate.evidence.variants]
-    excluded |= dict.fromkeys(apart, APART)
+    excluded |= (apart := {name: APART for name in measurements.loaded if name not in estimate.evidence.variants})
     missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
     verdict = _judged(measurements, estimate, excluded, missing)
     candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
     winner = measurements.evaluations[verdict.chosen]
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
     layout, evidence, base = fewer_gpus_of(winner, profile.constraints), estimate.evidence, basis.base
-    starts, measured = evidence.speed.blocks, samples[winner.variant]
-    served = measured.smaller if layout and not layout.against else measured
+    served = samples[winner.variant].smaller if layout and not layout.against else samples[winner.variant]
+    starts = evidence.speed.blocks
     reason = reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, evidence.anchor)
     notes = notes_of(measurements, profile.constraints.limits(), basis.price)
     return Production(
