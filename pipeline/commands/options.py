@@ -200,10 +200,10 @@ class VolumeOptions(Where, ConfigOptions):
     invocation: typer.Context = dataclasses.field(kw_only=True)
 
     def call_in_pod(self) -> None:
-        from pipeline.argo.store_command import call
+        from pipeline.argo.submission import call_in_pod
 
         settings = self.of_cluster()
-        output, exit_code = call(self.cluster(settings), settings, [*self._words()])
+        output, exit_code = call_in_pod(self.cluster(settings), settings, [*self._words()])
         sys.stdout.write(output)
         if exit_code:
             raise typer.Exit(exit_code)

@@ -1,8 +1,8 @@
 """A run's folder: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``, and in ``resume/`` a
 file for each suspended task that was resumed and that the engine has not seen yet.
 
-The engine holds a lock on ``.lock`` while it lives. If a run says that it is running and its lock is free, the engine
-was killed; ``read_run`` then reports the run as interrupted.
+The engine holds a lock on ``.lock``, which has its process id, while it lives. If a run says that it is running and its
+lock is free, the engine was killed; ``read_run`` then reports the run as interrupted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterat
         if (folder / STATE).exists():
             raise ConfigError(f"{folder} holds a run already", hint="a new run needs a new name")
         with writable(folder):
+            (folder / LOCK).write_text(str(os.getpid()))
             write_json(
                 folder / WORKFLOW, {"name": state.name, "arguments": state.arguments, "manifest": dict(manifest)}
             )
@@ -70,7 +72,7 @@ def save(folder: Path, state: RunState) -> None:
 def read_run(folder: Path) -> RunState:
     """Read the current state of the run in *folder*; works in any process."""
     state = _read(folder)
-    if state.finished_at is None and not _alive(folder):
+    if state.finished_at is None and engine_of(folder) is None:
         state = _read(folder)  # the engine may have written the last state in between
         if state.finished_at is None:
             state.phase, state.message = "Interrupted", "the engine ended before the run did"
@@ -89,15 +91,14 @@ def _read(folder: Path) -> RunState:
         ) from error
 
 
-def _alive(folder: Path) -> bool:
-    try:
-        with (folder / LOCK).open() as file:
+def engine_of(folder: Path) -> int | None:
+    """Return the process that holds the lock of the run in *folder*, 0 if it has not said which; None if the run ended."""
+    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open() as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        except BlockingIOError:
+            return int(file.read() or 0)
+    return None
 
 
 def safe(node: str) -> str:
