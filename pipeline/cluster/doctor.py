@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from pipeline.argo.pending import UNITS, shown
+from pipeline.argo.status import UNITS, shown
 from pipeline.argo.template import difference, rendered_as
-from pipeline.cluster import client_keys
+from pipeline.cluster import gateway
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
 from pipeline.cluster.manifests import for_kserve
 from pipeline.cluster.objects import CONTROLLER_ACCOUNT
-from pipeline.runs.checks import Finding, missing, ok, warning
-from pipeline.settings.config import RunConfig
+from pipeline.runs.tables import Finding, missing, ok, warning
+from pipeline.settings.config import RunConfig, kserve_settings
 from pipeline.settings.platform import Nodes
-from pipeline.settings.serving import kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
 from stages.parts.cluster.api import Cluster
@@ -73,7 +72,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
     if _has(cluster, CRD, unseen=True):
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
-        checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
+        checks["clients"] = partial(gateway.check, cluster, config.platform, clients)
     return {name: _as_far_as_visible(check) for name, check in checks.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from rich.console import Group
 
-from pipeline.local.folder import WORKFLOW, engine_of, log_file, read_run, resume
+from pipeline.local.folder import engine_of, log_file, read_run, resume
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
@@ -56,11 +55,6 @@ class LocalRun:
     @property
     def outcome(self) -> str | None:
         return self.decision.outcome if self.decision else None
-
-    def workflow(self) -> dict[str, Any]:
-        """Read what the run executed: its ``manifest`` and its ``arguments``."""
-        executed: dict[str, Any] = json.loads((self.path / WORKFLOW).read_text(encoding="utf-8"))
-        return executed
 
     def show(self) -> Printout:
         parts: list[Any] = [f"{self.state.model}  run {self.id}  {self.state.phase}\n", tasks_table(self)]
@@ -118,5 +112,4 @@ class LocalRun:
 def folder(store: Path, name: str) -> Path:
     """Find the folder of a run by its id, the beginning of its id, or 'latest', also of one that a cluster made."""
     newest_first = sorted(store.glob("*/runs/*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    folders = {path.name: path for path in newest_first}
-    return folders[choose_run(name, [*folders], str(store))]
+    return choose_run(name, {path.name: path for path in newest_first}, str(store))

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from pipeline.argo.submission import call_in_pod
+from pipeline.argo.template import call_in_pod
 from pipeline.cluster import store_commands
 from pipeline.settings.config import load
 from pipeline.workflow.parameters import STORE_COMMAND, store_settings
