@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from rich.table import Table
 
@@ -39,17 +39,6 @@ UNLABELLED: Final = (
 DERIVED: Final = frozenset({"Event", "Endpoints", "EndpointSlice"})
 """Kinds that the cluster makes and forgets by itself."""
 SHOWN: Final = 3
-State = Literal[
-    "created",
-    "changed",
-    "unchanged",
-    "would be created",
-    "would be changed",
-    "removed",
-    "would be removed",
-    "absent",
-    "kept",
-]
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,8 @@ class ObjectChange:
     kind: str
     name: str
     namespace: str
-    state: State
+    state: str
+    """created, changed or removed, after "would be" in a dry run; unchanged, absent or kept."""
     reason: str = ""
     """Why the object, or a value in it, is kept."""
 

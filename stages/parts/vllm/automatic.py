@@ -13,7 +13,7 @@ from scoring.capacity.accelerator import Accelerator, Tflops
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
-from scoring.capacity.layout import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
+from scoring.capacity.memory import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import explained, stored_bytes, with_stored
 from scoring.names import REFERENCE

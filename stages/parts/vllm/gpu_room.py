@@ -10,8 +10,7 @@ from pathlib import Path
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
-from scoring.capacity.layout import certain_reasons, powers_of_two, surely_fits
-from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
+from scoring.capacity.memory import Fit, MemorySettings, Parallelism, certain_reasons, fit, powers_of_two, surely_fits
 from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB

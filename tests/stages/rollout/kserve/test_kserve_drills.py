@@ -16,8 +16,7 @@ import openai
 import pytest
 import yaml
 
-from pipeline.settings.config import load
-from pipeline.settings.serving import kserve_settings
+from pipeline.settings.config import kserve_settings, load
 from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
 from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE
