@@ -19,7 +19,7 @@ from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError, UnusableModel
-from stages.parts.base.formats import FORMATS, quantized_formats, why_not_from
+from stages.parts.base.formats import FORMATS, quantized_formats, why_not_made
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
@@ -48,7 +48,7 @@ from stages.parts.vllm.support import (
     refuse_without_torchvision,
 )
 
-FROM_16_BIT: Final = "name the model from which that was made, in 16 or 32 bit"
+UNMADE: Final = "leave it out of optimize.variants, or name another model, such as the one in 16 bit"
 HINT: Final = (
     "run where vLLM can serve it, or leave the variant out of optimize.variants; with "
     "--set optimize.make_unservable=true it is made all the same, for another machine"
@@ -93,12 +93,13 @@ def main() -> None:
         gpus, context = f"{decided.gpus} × " if decided.gpus else "", decided.serving.max_model_len
         length = f", with {context:,} tokens of context" if context else ""
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
+    unmade = {name for name in missing if why_not_made(name, described.form.name, described.config)}
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
-            report.left_out(why, hint=FROM_16_BIT if why_not_from(described.form.name, name) else HINT)
-    to_make = () if described.form.method else optimize.variants if optimize.make_unservable else served
+            report.left_out(why, hint=UNMADE if name in unmade else HINT)
+    to_make = {*optimize.variants} - unmade if optimize.make_unservable else {*served}
     for quantized in quantized_formats():
-        program.write_output(quantized, str(quantized in to_make).lower())
+        program.write_output(quantized, str(not described.form.method and quantized in to_make).lower())
     fetched = tuple(
         CandidateCheckpoint.of(name, model) for name, model in described.candidates.items() if name in served
     )

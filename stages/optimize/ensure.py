@@ -12,7 +12,7 @@ from stages.optimize.base_model import Base, read_base
 from stages.optimize.gptqmodel_job import calibration_digest
 from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
-from stages.parts.base.formats import FORMATS, Quantizer, why_not_from
+from stages.parts.base.formats import FORMATS, Quantizer, why_not_made
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
@@ -40,8 +40,8 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
     base = read_base(store)
     if name not in (*FORMATS, base.format):
         raise UnknownName("method", name, FORMATS)
-    if why := why_not_from(base.format, name):
-        raise QuantizationFailed(f"{name} can't be made: {why}", hint="name the model from which that was made")
+    if why := why_not_made(name, base.format, base.config):
+        raise QuantizationFailed(f"{name} can't be made: {why}", hint="choose another variant, or another model")
     identity = identify(name, base, settings)
     key = digest_of(identity)
     if variant := existing(store, name, key):

@@ -20,7 +20,7 @@ from stages.parts.records.evaluation import Evaluation
 from stages.parts.releases.release import current_release
 from tests.adapters import train, untrained, write
 from tests.demo import DEMO, MODEL
-from tests.end_to_end.command_line import API_KEY, CONFIG, Pipeline, processes_naming
+from tests.end_to_end.command_line import API_KEY, CONFIG, TOKEN, Pipeline, processes_naming
 from tests.hub.server import HubServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -77,6 +77,7 @@ def run(pipeline: Pipeline, source: str = ADAPTER) -> Released:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[HubServer]:
     with HubServer() as server:
+        server.tokens[TOKEN] = {MODEL, ADAPTER}
         server.add_repo(MODEL, DEMO / "model")
         yield server
 

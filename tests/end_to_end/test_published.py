@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from stages.parts.base.store import ModelStore
@@ -14,6 +14,8 @@ from stages.parts.machine.hardware import processor
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.release import current_release
+from stages.parts.vllm.client import answers_chat
 from tests.demo import DEMO
 from tests.end_to_end.command_line import API_KEY, CONFIG, TOKEN, Pipeline
 from tests.hub.server import HubServer
@@ -21,6 +23,11 @@ from tests.published import copied, quantized, truncated, with_template, with_to
 
 pytestmark = pytest.mark.e2e
 INT8, GPTQ = "publisher/demo-llama-W8A8", "publisher/demo-llama-GPTQ"
+ROLLOUT = [
+    text
+    for name in ("steps=[100]", "step_s=5", "min_requests=5", "ttft_slack_ms=5000", "tpot_slack_ms=500")
+    for text in ("--set", f"rollout.{name}")
+]
 DAMAGED, STRANGER = "publisher/demo-llama-damaged", "publisher/demo-llama-stranger"
 
 
@@ -56,8 +63,10 @@ def decided(pipeline: Pipeline, *arguments: str) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.skipif(not ((here := processor()) and here.avx512), reason="vLLM serves no 4 bit here")
 def test_a_published_gptq_checkpoint_is_the_only_source_of_a_decision(pipeline: Pipeline) -> None:
-    document, said = decided(pipeline, GPTQ, "--no-serve")
+    document, said = decided(pipeline, GPTQ)
     assert document["decision"]["winner"] == "gptq"
+    assert answers(document, GPTQ)
+    pipeline.call("serve", GPTQ, "--stop")
     assert "note: without int8: it is made from 16-bit weights, and the model is published in gptq" in said or (
         "int8" not in " ".join(CONFIG)
     )
@@ -98,12 +107,27 @@ def test_candidates_are_measured_beside_a_published_int8_checkpoint_and_the_winn
     assert verified.returncode == 0, verified.stderr
     scored = pipeline.call("score", document["run"], "--profile", "quality")
     assert scored.returncode == 0, scored.stderr
-    question = {"model": INT8, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    answer = httpx.post(f"{document['endpoint']}/v1/chat/completions", json=question, headers=headers, timeout=120)
-    assert answer.status_code == 200, answer.text
+    assert answers(document, INT8)
     again, _ = decided(pipeline, INT8, *beside, "--allow-incomplete")
     assert again["decision"]["key"] == decision["key"]
+
+
+def answers(document: dict[str, Any], model: str) -> bool:
+    return answers_chat(document["endpoint"], model, API_KEY, timeout_s=120)
+
+
+def test_a_candidate_is_released_and_rolled_back(pipeline: Pipeline, tmp_path: Path) -> None:
+    store, profile = ModelStore(pipeline.root, INT8), tmp_path / "small.yaml"
+    profile.write_text("name: small\nweights: {quality: 0, latency: 0, throughput: 0, memory: 1}\n")
+    releases = []
+    for winner, candidate in (("int8", ()), ("publisher-gptq", ("--candidate", GPTQ))):
+        document, _ = decided(pipeline, INT8, *ROLLOUT, "--profile", str(profile), *candidate)
+        assert document["decision"]["winner"] == winner
+        assert answers(document, INT8)
+        releases.append(current_release(store))
+    ended = pipeline.call("rollback", INT8, *CONFIG, *ROLLOUT)
+    assert ended.returncode == 0, ended.stderr
+    assert current_release(store) == releases[0] != releases[1]
 
 
 def test_another_model_is_refused_before_anything_is_fetched(pipeline: Pipeline, published: HubServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,11 +10,15 @@ from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters
 from scoring.names import REFERENCE
+from stages.parts.base import formats
 from stages.parts.base.formats import FORMATS
 from tests.models.prove import Found, read
-from tests.models.servable import PARTS, TOOL_PARSERS, configuration
+from tests.models.servable import KINDS, PARTS, TOOL_PARSERS, configuration
 
 FILE: Final = Path(__file__).parents[2] / "docs" / "models.md"
+FAILURES: Final = Path(formats.__file__).with_name("failures.json")
+FUSED: Final = "stored as one tensor"
+"""The reason that is found by the tensors' names, whatever the family."""
 PROVEN: Final = "✓"
 NOT_TRIED: Final = "not tried"
 HEAD: Final = """# Which models work
@@ -25,8 +30,8 @@ the family's form of calls is known, and a chat with a picture if it sees. This 
 
 - ✓: *proven here*, on a processor with AVX-512 and bf16 and without AMX.
 - GPU: *needs a GPU*, or a processor that this machine is not. No GPU has tried it yet.
-- A number: *left out because* of what the list below says. What names an exception is a failure of GPTQModel or vLLM
-  that nothing foresees yet: the variant fails in the run, and the others go on.
+- A number: *left out because* of what the list below says, before it is made. What names an exception is a failure of
+  GPTQModel or vLLM with the small model.
 - Pictures were shown with PyPI's torchvision, whose operators for CUDA were taken out.
 
 """
@@ -105,5 +110,19 @@ def text() -> str:
     return HEAD + "\n".join(lines) + "\n\n" + "\n".join(notes) + "\n"
 
 
+def failures() -> dict[str, dict[str, str]]:
+    """What is not tried again: the error, by format and by the type of the model and of its language model."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, record in read().items():
+        results = record["made"] | record.get("served", {})
+        for name, result in results.items():
+            if name != REFERENCE and isinstance(result, str) and result != "made" and FUSED not in result:
+                family = KINDS[kind]
+                for model_type in {kind, *({family} if family not in KINDS else ())}:
+                    found.setdefault(name, {})[model_type] = shorter(result)
+    return {name: dict(sorted(found[name].items())) for name in sorted(found)}
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    FAILURES.write_text(json.dumps(failures(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

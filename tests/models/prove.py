@@ -26,6 +26,7 @@ from typing import Any, Final
 from stages.optimize import four_bit
 from stages.optimize.base_model import read_base
 from stages.optimize.language_part import language_part
+from stages.parts.base import formats
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
@@ -82,7 +83,7 @@ def in_turn(tasks: Sequence[Task], perform: Callable[[Task], Any]) -> Iterator[t
                 yield left.pop(0), json.loads(line)
         _, status = os.waitpid(child, 0)
         if left:
-            ending = f"its process was ended by {signal.Signals(status & 127).name}" if status & 127 else "it ended"
+            ending = f"its process {f'was ended by {signal.Signals(status & 127).name}' if status & 127 else 'ended'}"
             lines = (FOLDER / "-".join(left[0])).with_suffix(".log").read_text(errors="replace").splitlines()
             raised = [f"{match[1]}: {match[2]}" for match in map(four_bit.EXCEPTION.match, lines) if match]
             yield left.pop(0), raised[-1] if raised else ending
@@ -140,6 +141,7 @@ def quantize(kind: str, name: str) -> str:
         return 0, ""
 
     four_bit.run = run
+    setattr(formats, "failures", dict)  # noqa: B010 (what failed is tried again)
     text = FOLDER / "lines.txt"
     text.write_text("\f".join(words(60, seed) for seed in range(40)))
     calibration = {"text": str(text), "samples": 8, "sequence_length": 64}

@@ -27,7 +27,7 @@ SIZES: Final[dict[str, Any]] = {
     "head_dim": 64,
     "vocab_size": 512,
     "vocab_size_per_layer_input": 512,
-    "hidden_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 128,
     "num_kv_shared_layers": 0,
     "laurel_rank": 16,
     "max_position_embeddings": 1024,

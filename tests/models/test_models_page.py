@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scoring.capacity.families import FAMILIES
-from stages.parts.base.formats import FORMATS
+from stages.parts.base import formats
+from stages.parts.base.formats import FORMATS, why_not_made
 from stages.parts.vllm.parsers import ChatModel
 from tests.extras import need
 from tests.models import page
@@ -18,6 +19,16 @@ RECORD = read()
 
 def test_the_page_shows_what_was_recorded() -> None:
     assert page.FILE.read_text(encoding="utf-8") == page.text()
+
+
+def test_what_failed_is_not_tried_again_and_everything_else_is() -> None:
+    assert formats.failures() == page.failures()
+    for name in FORMATS:
+        for kind, found in RECORD.items():
+            config = {"model_type": kind, "text_config": {"model_type": KINDS[kind]}}
+            failed = found["made"].get(name, "made") != "made" and not found["fused_experts"]
+            failed |= name != "fp16" and isinstance(found.get("served", {}).get(name), str)
+            assert bool(why_not_made(name, "fp16", config)) == failed, (name, kind)
 
 
 def test_at_least_thirty_families_are_recorded_and_all_can_be_planned() -> None:

@@ -6,10 +6,12 @@ one, write a file with a ``Format``, and add a line to ``FORMATS``.
 
 from __future__ import annotations
 
+import json
 import pkgutil
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -116,11 +118,22 @@ def quantized_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name != REFERENCE)
 
 
-def why_not_from(published: str, name: str) -> str:
-    """Say why the variant *name* can't be made from a model *published* in this format; empty if it can."""
-    if published in (REFERENCE, name):
-        return ""
-    return f"it is made from 16-bit weights, and the model is published in {published}"
+def why_not_made(name: str, published: str, config: Mapping[str, Any]) -> str:
+    """Say why the variant *name* can't be made of a model with this config.json that is *published* in this format;
+    empty if it can, as far as is known."""
+    if published not in (REFERENCE, name):
+        return f"it is made from 16-bit weights, and the model is published in {published}"
+    failed = failures().get(name, {})
+    types = (str(part.get("model_type")) for part in (config, config.get("text_config") or {}))
+    return next((f"with a small {each} model it failed: {failed[each]}" for each in types if each in failed), "")
+
+
+@cache
+def failures() -> Mapping[str, Mapping[str, str]]:
+    """Read what failed when a small model of each family was made and served in each format (``make models``): the
+    error, by format and ``model_type``."""
+    read: Mapping[str, Mapping[str, str]] = json.loads(Path(__file__).with_name("failures.json").read_bytes())
+    return read
 
 
 def storage_of(name: str, group_size: int) -> Storage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -109,6 +109,13 @@ def check_files(paths: Mapping[str, int] | list[str], source: str) -> None:
         raise UnusableModel(f"{source} {what}", hint=hint)
 
 
+def changed_layers(names: Iterable[str]) -> set[str]:
+    """Name the kinds of layers that an adapter with tensors of these *names* changes, such as ``q_proj``, and
+    ``experts`` for those in experts."""
+    layers = {match[1] for name in names if (match := LORA.fullmatch(name))}
+    return {layer.rpartition(".")[2] for layer in layers} | {"experts" for layer in layers if ".experts." in layer}
+
+
 def max_lora_rank(config: Mapping[str, Any]) -> int:
     """Find the smallest of ``RANKS`` that has room for an adapter's ranks; 0 if none has, or they are not numbers."""
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
@@ -125,6 +132,8 @@ def _checked(adapter: Adapter) -> Adapter:
         why = f"is of PEFT's type {kind}, and vLLM serves LORA alone"
     elif not max_lora_rank(config):
         why = f"has the rank {config.get('r')}, and vLLM takes 1 to {RANKS[-1]}"
+    elif "lm_head" in changed_layers(adapter.shapes):
+        why = "changes lm_head, and vLLM then fails to compute the log-probabilities of prompts"
     elif unknown:
         why = f"holds {unknown[0]}, which is not of a LoRA and would be left out"
     else:

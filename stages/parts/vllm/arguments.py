@@ -17,9 +17,10 @@ from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
 from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpu_ids, gpus, hardware, processor
-from stages.parts.model.adapter import CONFIG, max_lora_rank
+from stages.parts.model.adapter import CONFIG, WEIGHTS, changed_layers, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees, stated
 from stages.parts.model.published import format_of
+from stages.parts.model.safetensors import read_header
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
 
@@ -192,7 +193,9 @@ def lora_arguments(adapters: Mapping[str, Path], mounted: Path | None = None) ->
         json.dumps({"name": name, "path": str(mounted / name if mounted else path)}) for name, path in adapters.items()
     ]
     sizes = ["--max-loras", str(len(adapters)), "--max-lora-rank", str(max(map(max_lora_rank, configs)))]
-    return ["--enable-lora", *sizes, "--lora-modules", *modules]
+    # Without the head, for which vLLM would fail to compute the log-probabilities of prompts.
+    layers = sorted({layer for path in adapters.values() for layer in changed_layers(read_header(path / WEIGHTS))})
+    return ["--enable-lora", *sizes, "--lora-target-modules", *layers, "--lora-modules", *modules]
 
 
 def cache_folder() -> Path:

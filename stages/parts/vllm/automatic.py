@@ -19,7 +19,7 @@ from scoring.capacity.weights import explained, stored_bytes, with_stored
 from scoring.names import REFERENCE
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, UnusableModel
-from stages.parts.base.formats import quantized_formats, storage_of, why_not_from
+from stages.parts.base.formats import quantized_formats, storage_of, why_not_made
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
@@ -108,7 +108,7 @@ class Requirements:
                 if one.form.method or name in described.candidates:
                     published[name] = explained(model, one.form.storage, one.weights_bytes)
         names = self.optimize.variants_of(form)
-        left_out = {name: why for name in names if (why := why_not_from(form, name))}
+        left_out = {name: why for name in names if (why := why_not_made(name, form, described.config))}
         kept = (*(name for name in names if name not in left_out), *described.candidates)
         optimize = self.optimize.model_copy(update={"variants": kept})
         reference = form if self.reference == REFERENCE else self.reference

@@ -442,7 +442,7 @@ def test_each_adapter_is_asked_the_quality_tasks_as_tasks_of_its_own(store: Mode
     assert {item.task for item in items} == {"questions", "questions@sql-1"}
     assert done(store, "quality").count("quality sql 0-99") == 2
     module = f'{{"name": "sql-1", "path": "{store.adapter("sql-1")}"}}'
-    served = f"--enable-lora --max-loras 1 --max-lora-rank 8 --lora-modules {module} "
+    served = f"--enable-lora --max-loras 1 --max-lora-rank 8 --lora-target-modules q_proj --lora-modules {module} "
     assert served in " ".join(with_adapter.engine.arguments)
     # Of another adapter of that name, nothing that was measured holds.
     acquired(store, "sql-1", lora_alpha=99)

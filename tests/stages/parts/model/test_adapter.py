@@ -151,6 +151,7 @@ def test_the_ranks_are_those_that_vllm_takes() -> None:
             {WEIGHTS: save({"base_model.model.lm_head.weight": np.zeros((2, 2), np.float32)})},
             "holds base_model.model.lm_head.weight, which is not of a LoRA and would be left out",
         ),
+        (files(untrained(module="lm_head")), "changes lm_head, and vLLM then fails to compute the log-probabilities"),
         ({CONFIG: b"["}, "adapter_config.json is not JSON"),
         ({WEIGHTS: b"x"}, "adapter_model.safetensors is truncated or not a safetensors file"),
     ],

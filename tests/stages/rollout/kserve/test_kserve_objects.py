@@ -86,7 +86,8 @@ def test_a_release_s_adapters_are_served_from_where_kserve_mounts_it(tmp_path: P
     arguments = service(at, SECOND, mode)["spec"]["predictor"]["model"]["args"]
     begin = arguments.index("--enable-lora")
     module = '{"name": "sql", "path": "/mnt/models/adapters/sql"}'
-    expected = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", "32", "--lora-modules", module]
+    layers = ["--lora-target-modules", "q_proj"]
+    expected = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", "32", *layers, "--lora-modules", module]
     assert arguments[begin : begin + len(expected)] == expected
     assert runtime()["spec"]["containers"][0]["command"][-1] == "/mnt/models"
     assert "--enable-lora" not in service(at, FIRST, mode)["spec"]["predictor"]["model"]["args"]
