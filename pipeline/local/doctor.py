@@ -16,10 +16,11 @@ from scoring.units import GIB
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
-from stages.parts.machine.hardware import Processor, cpu_dtype, hardware, processor
+from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
 MINIMUM_FREE_BYTES: Final = 10 * GIB
+ON_CPU: Final = "everything runs on the CPU: suitable for small models only"
 PACKAGES: Final = (
     "torch",
     "transformers",
@@ -83,12 +84,12 @@ def _package(name: str) -> Finding:
 
 
 def _resources(machine: MachineResources) -> dict[str, Finding]:
-    memory, gpus = f"{machine.memory_bytes / GIB:.1f} GiB", ", ".join(machine.gpus)
+    memory, devices = f"{machine.memory_bytes / GIB:.1f} GiB", "; ".join(gpus())
     is_small = machine.memory_bytes < MINIMUM_MEMORY_BYTES
     return {
         "cores": ok(f"{machine.cores:g}"),
         "memory": warning(memory, "vLLM alone takes 3 GiB and more") if is_small else ok(memory),
-        "GPUs": ok(gpus) if gpus else warning("none", "everything runs on the CPU: suitable for small models only"),
+        "GPUs": ok(devices) if devices else warning("none", ON_CPU),
     }
 
 

@@ -241,3 +241,12 @@ def test_the_doctor_names_what_is_there_and_what_is_not(tmp_path):
     assert checks["hub"]["state"] == "warning"
     assert "HF_ENDPOINT" in checks["hub"]["hint"]
     assert ended.returncode == 0
+
+
+def test_the_doctor_names_the_gpus(tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "NVIDIA H200, 143771 MiB"\n')
+    program.chmod(0o755)
+    variables = {"HF_ENDPOINT": "http://127.0.0.1:9", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = slipway("doctor", "--json", store=tmp_path, CUDA_VISIBLE_DEVICES="0", **variables)
+    assert {"NVIDIA H200, 143771 MiB"} == {each["found"] for each in json.loads(ended.stdout) if each["what"] == "GPUs"}

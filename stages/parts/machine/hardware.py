@@ -25,6 +25,8 @@ from stages.parts.base.store import Record
 NVIDIA_SMI_TIMEOUT_S: Final = 30
 DRIVER: Final = Path("/usr/local/nvidia")
 """Where GKE and NVIDIA's own images have the driver's programs and libraries, on no path."""
+MIG: Final = "MIG-"
+"""How the name of a slice of a GPU begins."""
 GPUS_VARIABLE: Final = "SLIPWAY_GPUS"
 """How many GPUs a cluster gave to this pod. Not set on one machine."""
 CPUS: Final = Path("/sys/devices/system/cpu")
@@ -176,8 +178,10 @@ def query_gpus(fields: str, *, units: bool = False, visible: str | None = None) 
     program = shutil.which("nvidia-smi") or str(DRIVER / "bin" / "nvidia-smi")
     libraries = os.pathsep.join(filter(None, (os.environ.get("LD_LIBRARY_PATH"), str(DRIVER / "lib64"))))
     command = [program, f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
-    # --id does not accept MIG devices: then all GPUs are listed.
-    for selection in [["--id", visible], []] if visible else [[]]:
+    selections = [["--id", visible]] if visible else [[]]
+    if visible and MIG in visible:
+        selections.append([])  # --id does not accept MIG devices: then all GPUs are listed
+    for selection in selections:
         try:
             output = subprocess.run(
                 [*command, *selection],

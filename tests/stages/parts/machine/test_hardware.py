@@ -22,7 +22,7 @@ NVIDIA_SMI = """#!/bin/sh
 case "$*" in
   *memory.used*) echo 1024; echo 2048 ;;
   *--id\\ 1*) echo "NVIDIA H200, 143771 MiB" ;;
-  *--id\\ MIG*) echo "no such device" >&2; exit 6 ;;
+  *--id\\ MIG* | *--id\\ 7*) echo "no such device" >&2; exit 6 ;;
   *) echo "NVIDIA H200, 143771 MiB"; echo "NVIDIA H200, 143771 MiB" ;;
 esac
 """
@@ -131,8 +131,9 @@ def test_all_gpus_count_unless_the_task_got_only_some(monkeypatch: pytest.Monkey
     assert gpus() == ["NVIDIA H200, 143771 MiB"] * 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert gpus() == ["NVIDIA H200, 143771 MiB"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus() == []
+    for nothing in ("", "-1", "7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
+        assert gpus() == []
 
 
 @pytest.mark.usefixtures("driver")
