@@ -36,7 +36,7 @@ from stages.parts.model.description import Description, describe_commit, small_f
 from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide, place_here
-from stages.parts.vllm.kernels import experts_of, missing_for_published, missing_kernels
+from stages.parts.vllm.kernels import experts_of, missing_for_preset, missing_for_published, missing_kernels
 from stages.parts.vllm.lora import refuse_unserved
 from stages.parts.vllm.model_classes import refuse_unknown_class, refuse_without_torchvision
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
@@ -79,7 +79,7 @@ def main() -> None:
         check_parsers(*chosen_parsers(serving, chats))
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
-        missing = _without_kernels(described, decided, serving.dtype, lora=bool(adapters))
+        missing = _without_kernels(described, decided, optimize, serving.dtype, lora=bool(adapters))
         missing |= _too_large_to_load(decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
         if reference in missing and not decided.serving.reference:
             raise UnusableModel(missing[reference], hint=NO_KERNEL)
@@ -110,9 +110,20 @@ def main() -> None:
     print(",".join(served))
 
 
-def _without_kernels(described: Description, decided: Decided, dtype: str, *, lora: bool) -> dict[str, str]:
+def _without_kernels(
+    described: Description, decided: Decided, optimize: Optimize, dtype: str, *, lora: bool
+) -> dict[str, str]:
     """Say of the variants for which vLLM has no kernels here why; *lora*: whether adapters are served with them."""
     unserved = {} if described.form.method else missing_kernels(experts_of(described.config), dtype, lora=lora)
+    for name in decided.variants if not described.form.method else ():
+        if name in FORMATS and (scheme := FORMATS[name].scheme):
+            unserved[name] = missing_for_preset(
+                scheme,
+                described.config,
+                dtype,
+                group_size=optimize.group_size,
+                allow_fallback=optimize.allow_fallback,
+            )
     for name, model in described.all.items():
         if model.form.method and name in decided.variants:
             unserved[name] = missing_for_published(model.form, model.config, dtype)
