@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Final
 
-from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
+from stages.parts.machine.hardware import LIMIT, cpu_dtype, processor
 
 LIMITS: Final = {"DEFAULT": "default", "AVX512_CORE": "default", "AVX2": "avx2"}
 """oneDNN's limit, and ``ATEN_CPU_CAPABILITY``, the limit of PyTorch's own kernels."""

@@ -21,11 +21,10 @@ from benchmarks.servers import SimulatedServer, Simulation, World
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import LOCAL, Journal
-from stages.parts.releases.split import Split
+from stages.parts.records.rollout import LOCAL, Counters, Journal
+from stages.parts.releases.release import Split
 from stages.rollout.observation import SENT_WITHIN, Observer
-from stages.rollout.pairs import Timing
+from stages.rollout.slices import Timing
 from stages.rollout.state_machine import StateMachine
 from stages.rollout.target import Target
 

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Final
 
 from stages.evaluate.bench import Call, LoadTarget, send
-from stages.evaluate.session import Lane, lanes
+from stages.evaluate.subject import Lane, lanes
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Slo, Workload
 from stages.parts.samples.capacity import within

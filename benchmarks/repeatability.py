@@ -23,7 +23,7 @@ from typing import Final
 from pipeline.settings.config import RunConfig, load, names
 from scoring.metrics import odds
 from scoring.profile import Profile
-from stages.evaluate.conditions import Conditions, conditions_of, read_variant
+from stages.evaluate.results import Conditions, conditions_of
 from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
 from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
@@ -32,7 +32,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Candidate, Production
-from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.records.variant import VARIANT, Variant, read_variant
 from stages.parts.samples.lines import read_samples
 from stages.select.decision import decide
 from stages.select.selection import gather
@@ -79,7 +79,10 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
 def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
     """Find the current conditions of each variant that the source has."""
     names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
-    return {name: conditions_of(read_variant(source, name), config.workload, config.serving.pinned()) for name in names}
+    return {
+        name: conditions_of(read_variant(source.optimized(name)), config.workload, config.serving.pinned())
+        for name in names
+    }
 
 
 def check_conditions(repeats: Sequence[ModelStore], current: Mapping[str, Conditions]) -> None:

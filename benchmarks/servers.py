@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from scoring.arrays import Floats
-from stages.parts.records.counters import Counters
-from stages.rollout.pairs import ANSWER_TOKENS, LOST, Timing
+from stages.parts.records.rollout import Counters
+from stages.rollout.slices import ANSWER_TOKENS, LOST, Timing
 
 HORIZON_S: Final = 4 * 900 + 400
 """Longer than any rollout."""
@@ -311,7 +311,7 @@ class Simulation:
         self.now_s = until_s
 
     def pairs(self, count: int, tokens: int, over_s: float, timeout_s: float) -> list[tuple[Timing, ...]]:
-        """See ``stages.rollout.pairs``."""
+        """See ``stages.rollout.slices``."""
         sent = []
         for turn in range(count):
             self.advance(self.now_s + (over_s / count if turn else 0.0))

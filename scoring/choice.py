@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -25,7 +26,7 @@ from scoring.estimate import SPEED, Estimate, Evidence, chances
 from scoring.lead import Lead
 from scoring.names import Outcome
 from scoring.results import Comparison, More, Relation
-from scoring.sequential import limits
+from scoring.sequential import limit
 
 MORE_STARTS: Final = (*range(2, 13), 16, 24, 32, 48, 64)
 MORE_ITEMS: Final = (1, 2, 4, 8, 16, 32)
@@ -105,7 +106,7 @@ def lacking(verdict: Verdict, missing: Collection[str]) -> Verdict:
 def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ...]) -> Comparison:
     lead = estimate.lead(first, other)
     chance, (low, high) = lead.below(0.0), lead.interval() or (None, None)
-    better = chance <= limits(estimate.criteria.error_rate / 2, times)[-1]
+    better = chance <= limit(estimate.criteria.error_rate / 2, times)
     return Comparison(
         other=estimate.evidence.variants[other],
         relation="better" if better and not _within_margins(estimate, first, other, times) else "open",
@@ -129,7 +130,7 @@ def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, 
 
 def _within_margins(estimate: Estimate, first: int, second: int, times: tuple[float, ...]) -> bool:
     error_rate = estimate.criteria.error_rate
-    return _equivalent(estimate.differences(first, second), error_rate, limits(error_rate, times)[-1])
+    return _equivalent(estimate.differences(first, second), error_rate, limit(error_rate, times))
 
 
 def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, by_look: float) -> bool:
@@ -160,13 +161,11 @@ def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tu
     def settled(starts: int, items: int) -> bool:
         """Return whether that many starts in all, and that many times the items, would settle every comparison."""
 
-        def limit(alpha: float) -> float:
-            # A larger budget is one more look at growing data; with other items, nothing was looked at before.
-            looks = limits(alpha, (*times, ended + 1.0), starts - speed.blocks) if items == 1 else limits(alpha, (1.0,))
-            return looks[-1]
-
+        # A larger budget is one more look at growing data; with other items, nothing was looked at before.
+        looks, step = ((*times, ended + 1.0), starts - speed.blocks) if items == 1 else ((1.0,), 1)
+        by_look = partial(limit, times=looks, step=step)
         # One that passes the gates may turn out to be better: it is compared with the first like any other.
-        return all(_settled(estimate, (first, estimate.place(name)), starts, items, limit) for name in others)
+        return all(_settled(estimate, (first, estimate.place(name)), starts, items, by_look) for name in others)
 
     for items in MORE_ITEMS:
         if items < max(others.values()):
@@ -179,9 +178,9 @@ def _more(estimate: Estimate, first: int, others: Mapping[str, float], times: tu
 
 
 def _settled(
-    estimate: Estimate, pair: tuple[int, int], starts: int, items: int, limit: Callable[[float], float]
+    estimate: Estimate, pair: tuple[int, int], starts: int, items: int, by_look: Callable[[float], float]
 ) -> bool:
-    """Return whether a pair would be decided or equivalent, if the estimates stayed as they are. *limit*: the p-value
+    """Return whether a pair would be decided or equivalent, if the estimates stayed as they are. *by_look*: the p-value
     at which a test with an error rate is decided."""
     speed, rate = estimate.evidence.speed, estimate.criteria.error_rate
     times = starts / speed.blocks
@@ -190,6 +189,6 @@ def _settled(
         return lead.with_more(times, items, speed.degrees * times)
 
     chance = then(estimate.lead(*pair)).below(0.0)
-    if min(chance, 1 - chance) <= limit(rate / 2):
+    if min(chance, 1 - chance) <= by_look(rate / 2):
         return True
-    return _equivalent([(margin, then(lead)) for margin, lead in estimate.differences(*pair)], rate, limit(rate))
+    return _equivalent([(margin, then(lead)) for margin, lead in estimate.differences(*pair)], rate, by_look(rate))

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoring.arrays import Floats
-from scoring.paired import Difference, mean_difference
+from scoring.items import Difference, mean_difference
 from scoring.probes import common_prefix
 from scoring.results import Divergence
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
 from scoring.constraints import Constraints
-from scoring.criteria import Criteria
+from scoring.criteria import Anchor, Criteria
 from scoring.names import REFERENCE
 
 
@@ -23,20 +22,10 @@ class Profile(Criteria):
         """Compare with the variant in the format in which the model was *published* in place of fp16."""
         return self.model_copy(update={"reference": published}) if self.reference == REFERENCE else self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_the_limit_as_anchor(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        limit, anchors = _limit(data.get("constraints")), data.get("anchors") or {}
-        if limit is None or not isinstance(anchors, Mapping) or "quality" in anchors:
-            return data
-        return {**data, "anchors": {**anchors, "quality": {"zero": limit, "one": 1.0}}}
-
-
-def _limit(constraints: Any) -> float | None:
-    """Return the limit of the quality recovery, if it can be an anchor."""
-    limits = constraints.model_dump() if isinstance(constraints, Constraints) else constraints
-    recovery = limits.get("quality_recovery") if isinstance(limits, Mapping) else None
-    limit = recovery.get("min") if isinstance(recovery, Mapping) else getattr(recovery, "min", None)
-    return limit if isinstance(limit, float) and 0 < limit < 1 else None
+    @model_validator(mode="after")
+    def _with_the_limit_as_anchor(self) -> Self:
+        recovery = self.constraints.quality_recovery
+        if recovery and 0 < recovery.min < 1 and "quality" not in self.anchors.model_fields_set:
+            quality = Anchor(zero=recovery.min, one=1.0)
+            object.__setattr__(self, "anchors", self.anchors.model_copy(update={"quality": quality}))
+        return self

@@ -38,8 +38,8 @@ def spent(alpha: float, time: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> tuple[float, ...]:
-    """Return the p-value at which a one-sided test may be decided, for each look; 0 where nothing may be spent.
+def limit(alpha: float, times: tuple[float, ...], step: int = 1) -> float:
+    """Return the p-value at which a one-sided test may be decided at the last look; 0 if nothing may be spent.
 
     Args:
         alpha: the error rate of all looks together.
@@ -53,13 +53,6 @@ def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> tuple[float
     """
     if any(later < earlier for earlier, later in pairwise(times)):
         raise ValueError(f"the times of the looks are not ascending: {times}")
-    return tuple(
-        _limit(alpha, times[:number], step if number == len(times) else 1) for number in range(1, len(times) + 1)
-    )
-
-
-def _limit(alpha: float, times: tuple[float, ...], step: int) -> float:
-    """Return the p-value at which a test may be decided at the last of the looks."""
     scale = _scale(times, step)
     bound = _bound(alpha, times, step)
     return 0.5 * math.erfc(bound / scale / math.sqrt(2)) if bound < REACH * scale else 0.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.parts.machine.hardware import LIMIT, processor
 from stages.parts.machine.process import Contained
-from stages.parts.machine.processor import LIMIT, processor
 
 LIMITED = Path(__file__).parent / "processor"
 
@@ -30,7 +30,7 @@ def run(code: str, limit: str, *folders: Path) -> str:
 def test_pytorch_sees_a_limited_processor_as_slipway_does(limit: str, hidden: set[str]) -> None:
     code = """
 import torch
-from stages.parts.machine.processor import processor
+from stages.parts.machine.hardware import processor
 
 tell = torch.cpu
 told = {

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pipeline.argo.follow import show_until_ended
 from pipeline.argo.runs import ClusterRun, all_runs, find
 from pipeline.argo.status import arguments_of
-from pipeline.argo.submission import submit
-from pipeline.argo.template import compare, installed
+from pipeline.argo.template import compare, installed, submit
 from pipeline.planning.refusal import decide_before
-from pipeline.runs.engine import Printout, RunRequest
+from pipeline.runs.engine import Printout
 from pipeline.runs.state import failure
 from pipeline.settings.config import RunConfig
 from pipeline.workflow.parameters import allowing_incomplete, arguments, resolve_key
@@ -46,23 +45,25 @@ class ArgoEngine:
     def find(self, name: str) -> ClusterRun:
         return find(self.cluster, name)
 
-    def start(self, config: RunConfig, request: RunRequest) -> Printout:
-        name = ModelName.parse(request.model)
+    def start(
+        self, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False, force: bool = False
+    ) -> Printout:
+        name = ModelName.parse(model)
         if name.directory:
             raise ConfigError(
-                f"{request.model} is a directory of this machine, which the cluster can't read",
+                f"{model} is a directory of this machine, which the cluster can't read",
                 hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
             )
-        decide_before(config, name, request.revision)
-        if request.serve and config.platform.serves_on != LOCAL:
+        decide_before(config, name, revision)
+        if serve and config.platform.serves_on != LOCAL:
             self.check_serving(self.cluster, config, name.id)
-        parameters = arguments(config, request.model, request.revision, serve=request.serve, refresh=request.refresh)
+        parameters = arguments(config, model, revision, serve=serve, refresh=refresh)
         if different := compare(installed(self.cluster, parameters), config):
             say(
                 f"warning: the installed template is not what this configuration renders ({different}); "
                 f"to change it: slipway install --platform {config.platform.name}"
             )
-        workflow, is_new = submit(self.cluster, parameters, force=request.force)
+        workflow, is_new = submit(self.cluster, parameters, force=force)
         return self.result(self.announce(workflow, is_new=is_new))
 
     def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:

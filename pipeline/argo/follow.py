@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from pipeline.argo.pending import Rooms
-from pipeline.argo.status import CANT_BE_PULLED, attempts, changed, ended, nodes_of, run_state, templates
+from pipeline.argo.status import CANT_BE_PULLED, Rooms, attempts, ended, nodes_of, run_state, templates
 from pipeline.runs.progress import RunObserver, observer_for
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import ClusterUnavailable, Interrupted, MissingRun, NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster, Expired
 from stages.parts.cluster.kinds import PODS, WORKFLOWS, Kind, Object
-from stages.parts.cluster.refusals import Absent, Expired
 
 PATIENCE_S: Final = 600.0
 """How long the API may not answer."""
@@ -55,42 +53,33 @@ def follow(cluster: Cluster, name: str, observer: RunObserver, *, patience_s: fl
         NotInstalled: the image of a task could not be pulled for ``UNPULLED_S``. The run itself continues.
     """
     state: RunState | None = None
-    rooms, unpulled = Rooms(cluster), _Unpulled()
+    rooms, unpulled = Rooms(cluster), dict[str, float]()
 
     def lost(error: ClusterUnavailable) -> None:
         if state is not None and state.message != str(error):
             state.message = str(error)
-            observer.run_changed(state)
+            observer.changed(state)
 
     for workflow in versions(cluster, WORKFLOWS, name, lost=lost, patience_s=patience_s):
-        earlier, state = state, run_state(workflow)
+        state = run_state(workflow)
         rooms.fill(state, templates(workflow), nodes_of(workflow.get("status", {})))
-        if not ended(workflow):
-            unpulled.check(state)
-            if earlier is None or (earlier.phase, earlier.message) != (state.phase, state.message):
-                observer.run_changed(state)
-        for node in changed(earlier, state):
-            observer.node_changed(state, node)
         if ended(workflow):
             observer.finished(state)
             return workflow
+        unpulled = _unpulled(state, unpulled)
+        observer.changed(state)
     raise AssertionError("an endless iterator ended")
 
 
-class _Unpulled:
-    """Since when the image of each task can't be pulled. Argo itself would wait until the task's deadline."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
-
-    def check(self, state: RunState) -> None:
-        """Note which images can't be pulled now. Raises: NotInstalled: see ``follow``."""
-        nodes = [node for node in state.nodes if node.message.endswith(CANT_BE_PULLED) and not node.finished]
-        self._since = {node.name: self._since.get(node.name, time.monotonic()) for node in nodes}
-        for node in nodes:
-            if time.monotonic() - self._since[node.name] > UNPULLED_S:
-                minutes = f"{UNPULLED_S / 60:.0f} minutes"
-                raise NotInstalled(f"{node.name}: {node.message}, for {minutes}", hint=node.hint)
+def _unpulled(state: RunState, since: dict[str, float]) -> dict[str, float]:
+    """Return *since* when the image of each task can't be pulled, for which Argo itself would wait until the task's
+    deadline. Raises: NotInstalled: see ``follow``."""
+    nodes = [node for node in state.nodes if node.message.endswith(CANT_BE_PULLED) and not node.finished]
+    since = {node.name: since.get(node.name, time.monotonic()) for node in nodes}
+    for node in nodes:
+        if time.monotonic() - since[node.name] > UNPULLED_S:
+            raise NotInstalled(f"{node.name}: {node.message}, for {UNPULLED_S / 60:.0f} minutes", hint=node.hint)
+    return since
 
 
 def versions(
@@ -179,10 +168,8 @@ def _without_executor(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _started(cluster: Cluster, pod: str) -> bool:
-    try:
-        return bool(cluster.get(PODS, pod).get("status", {}).get("phase", "Pending") != "Pending")
-    except Absent:
-        return False
+    status = (cluster.find(PODS, pod) or {}).get("status", {})
+    return bool(status.get("phase", "Pending") != "Pending")
 
 
 def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:

@@ -12,16 +12,14 @@ from typing import Any, Final
 from rich.console import Group
 
 from pipeline.argo.follow import follow_logs, read_logs
-from pipeline.argo.pending import Rooms
-from pipeline.argo.status import ended, nodes_of, run_state, templates
+from pipeline.argo.status import Rooms, ended, nodes_of, run_state, templates
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import tasks_table
 from pipeline.workflow.parameters import NAME
 from stages.parts.base.errors import ClusterRefused, ConfigError, MissingRun
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import WORKFLOWS, Object
-from stages.parts.cluster.refusals import Absent
 
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
 """Environment variables with the address of Argo's user interface; the first that is set counts."""
@@ -156,5 +154,4 @@ def all_runs(cluster: Cluster) -> list[ClusterRun]:
 
 def find(cluster: Cluster, name: str) -> ClusterRun:
     """Find a run by its name, the beginning of its name, or 'latest'."""
-    runs = {run.id: run for run in all_runs(cluster)}
-    return runs[choose_run(name, [*runs], f"namespace {cluster.namespace}")]
+    return choose_run(name, {run.id: run for run in all_runs(cluster)}, f"namespace {cluster.namespace}")

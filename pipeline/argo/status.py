@@ -1,4 +1,7 @@
-"""Reads a Workflow's status as the state of a run, so that tables and progress are those of the local engine."""
+"""Reads a Workflow's status as the state of a run, so that tables and progress are those of the local engine.
+
+A pod that finds no node is shown with what it asks for and, where nodes may be read, how much of it they have left.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ import contextlib
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, cast
 
-from pipeline.argo.pending import explained, inputs_of
 from pipeline.runs.expressions import holds, parse
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE, FAILED, FINISHED, FailedAttempt, Kind, Node, Phase, RunPhase, RunState
-from stages.parts.base.errors import ConfigError
+from stages.parts.base.errors import ConfigError, SlipwayError
 from stages.parts.base.program import StageFailure
-from stages.parts.cluster.kinds import Object
+from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.kinds import NODES, Object
+from stages.parts.cluster.nodes import Amounts, admits, free, quantity, takes_pods
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed", "Error"})
 HOLDERS: Final[dict[str, Kind]] = {"DAG": "DAG", "Steps": "DAG", "Suspend": "Suspend"}
@@ -26,6 +32,16 @@ UNPULLED: Final = re.compile(r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageNam
 """The kubelet's messages alternate while it tries; they differ in nothing that a person needs."""
 CANT_BE_PULLED: Final = "can't be pulled"
 TERMINATION_MESSAGE: Final = re.compile(r"\(exit code (?P<exit_code>\d+)\): (?P<document>\{.*\})", re.DOTALL)
+UNSCHEDULABLE: Final = re.compile(r"Unschedulable: 0/\d+ nodes are available: (?P<why>.*)", re.DOTALL)
+"""The scheduler's sentence, as Argo repeats it."""
+REST: Final = re.compile(r"\.? (no new claims|preemption: ).*", re.DOTALL)
+"""The part of it that says nothing new."""
+NONE_FREE: Final = "no node has it free"
+UNITS: Final = {"cpu": (Decimal(1), "CPU"), "memory": (Decimal(1024**3), "GiB"), "nvidia.com/gpu": (Decimal(1), "GPU")}
+"""What each resource that stages ask for is shown in. All else that a node may lack is left to the scheduler."""
+AGAIN_S: Final = 30.0
+"""How often nodes are looked at while a run is followed."""
+PARAMETER: Final = re.compile(r"\{\{inputs\.parameters\.([\w-]+)\}\}")
 
 
 def ended(workflow: Object) -> bool:
@@ -215,10 +231,72 @@ def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def changed(earlier: RunState | None, state: RunState) -> Iterator[Node]:
-    """Yield the nodes that have changed since the state *earlier*."""
-    earlier_nodes = {node.name: node for node in earlier.nodes} if earlier else {}
-    for node in state.nodes:
-        former = earlier_nodes.get(node.name) or Node(name=node.name, template=node.template)
-        if (node.phase, node.message, node.cached) != (former.phase, former.message, former.cached):
-            yield node
+def explained(message: str, template: Object, node: Object) -> str:
+    """*message* of a node of a workflow; a scheduler's one becomes a short sentence."""
+    match = UNSCHEDULABLE.search(message)
+    if match is None:
+        return message
+    why = REST.sub("", match["why"]).rstrip(". ")
+    amounts = requested(template, node)
+    short = f"room: asks for {shown(amounts)}; {NONE_FREE}" if "Insufficient" in why and amounts else f"a node: {why}"
+    return f"{message[: match.start()]}waits for {short}"
+
+
+def requested(template: Object, node: Object) -> Amounts:
+    """Return what a stage's container requests, whose patch refers to the inputs of *node*; empty if it can't be
+    read."""
+    inputs = inputs_of(node)
+    try:
+        patch = json.loads(PARAMETER.sub(lambda match: inputs.get(match[1], ""), template.get("podSpecPatch") or "{}"))
+    except ValueError:  # a template that is not ours may have YAML there
+        return {}
+    containers = [template.get("container") or {}, *patch.get("containers", [])]
+    amounts: dict[str, str] = {}
+    for kind in ("limits", "requests"):
+        for container in containers:
+            amounts |= container.get("resources", {}).get(kind) or {}
+    return {name: quantity(str(amounts[name])) for name in UNITS if amounts.get(name)}
+
+
+def inputs_of(node: Object) -> dict[str, str]:
+    """Return the values of a node's inputs, by name."""
+    return {one["name"]: one.get("value", "") for one in (node.get("inputs") or {}).get("parameters", [])}
+
+
+class Rooms:
+    """The room on the nodes of a cluster, looked at no more often than needed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._looked: float | None = None
+        self._free: list[tuple[Object, Amounts]] | None = None
+        """Each node with what is left of it."""
+
+    def fill(self, state: RunState, templates: Mapping[str, Object], nodes: Mapping[str, Object]) -> None:
+        """Complete the messages of *nodes* of a workflow that wait for room, if this cluster's nodes may be read."""
+        for node in state.nodes:
+            if node.message.endswith(NONE_FREE) and (argo_node := nodes.get(f"{state.name}.{node.name}")):
+                template = templates.get(node.template, {})
+                room = self._describe_free(template, requested(template, argo_node))
+                node.message = node.message.replace(NONE_FREE, room)
+
+    def _describe_free(self, template: Object, asks: Amounts) -> str:
+        if self._looked is None or time.monotonic() - self._looked > AGAIN_S:
+            self._looked, self._free = time.monotonic(), None
+            with contextlib.suppress(SlipwayError):  # nodes, or other people's pods, can't be read
+                nodes = [node for node in self._cluster.list(NODES)[0] if takes_pods(node)]
+                self._free = list(zip(nodes, free(self._cluster, nodes, UNITS), strict=True))
+        if self._free is None:
+            return NONE_FREE
+        fitting = [left for node, left in self._free if admits(node, template)]
+        if not fitting:
+            return f"none of {len(self._free)} nodes has the labels and taints for it"
+        best = max(fitting, key=lambda left: min(left.get(name, Decimal(0)) / asks[name] for name in asks))
+        count = "the node that matches" if len(fitting) == 1 else f"the best of {len(fitting)} nodes that match"
+        return f"{count} has {shown({name: best.get(name, Decimal(0)) for name in asks})} left"
+
+
+def shown(amounts: Amounts) -> str:
+    return ", ".join(
+        f"{float(round(amount / UNITS[name][0], 2)):g} {UNITS[name][1]}" for name, amount in amounts.items()
+    )

@@ -1,18 +1,38 @@
-"""Compares the installed WorkflowTemplate with the one that this version and configuration would install."""
+"""Runs the installed WorkflowTemplates, and compares them with those that this version and configuration would install.
+
+A Workflow names a template and gives it arguments: a run, once, or a command in a pod that has the store's volume, with
+the command's own output and exit code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import hashlib
+import re
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from pipeline.argo.status import tasks
+from pipeline.argo.follow import show_until_ended
+from pipeline.argo.status import ended, run_state, tasks
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY
-from pipeline.workflow.parameters import NAME
-from stages.parts.base.errors import NotInstalled
-from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import TEMPLATES, Object
-from stages.parts.cluster.refusals import Absent
+from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
+from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
+from stages.parts.base.program import PRINTED
+from stages.parts.base.store import canonical_json
+from stages.parts.cluster.api import Absent, AlreadyExists, Cluster
+from stages.parts.cluster.kinds import TEMPLATES, WORKFLOWS, Object
+
+KEY_LABEL: Final = "slipway/key"
+SUBMISSION: Final = "slipway/submission"
+"""Distinguishes our workflow from one that another process submitted under the same name at the same moment."""
+TITLE: Final = "workflows.argoproj.io/title"
+VOLATILE: Final = frozenset({"resolve-key"})
+"""Parameters that do not change what is run: with --refresh the key is random."""
+RUN_NAME: Final = re.compile(r"^slipway-[0-9a-f]{10}-\d{6}-(?P<number>\d+)$")
 
 
 def read(cluster: Cluster, name: str) -> Object:
@@ -84,3 +104,85 @@ def difference(rendered: Any, applied: Any, path: str) -> str:
     else:
         return "" if rendered == applied else path
     return next(filter(None, (difference(mine, its, field) for field, mine, its in pairs)), "")
+
+
+def of_template(template: str, name: str, arguments: Mapping[str, str]) -> Object:
+    """Return a Workflow that runs one of our templates."""
+    return {
+        "apiVersion": WORKFLOWS.api_version,
+        "kind": WORKFLOWS.name,
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/part-of": NAME, "workflows.argoproj.io/workflow-template": template},
+        },
+        "spec": {
+            "workflowTemplateRef": {"name": template},
+            "arguments": {"parameters": [{"name": name, "value": value} for name, value in arguments.items()]},
+        },
+    }
+
+
+def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = False) -> tuple[Object, bool]:
+    """Submit a run, unless, without *force*, one with the same arguments is active.
+
+    Returns the workflow, and whether it is new.
+    """
+    installed(cluster, arguments)
+    # What is run: the model, the revision and every setting.
+    lasting = {name: value for name, value in arguments.items() if name not in VOLATILE}
+    key = hashlib.sha256(canonical_json(lasting).encode()).hexdigest()[:16]
+    earlier, _ = cluster.list(WORKFLOWS, labels=f"{KEY_LABEL}={key}")
+    active = [one for one in earlier if not ended(one) and not one["spec"].get("shutdown")]
+    if active and not force:
+        return max(active, key=lambda one: str(one["metadata"]["creationTimestamp"])), False
+    numbers = (int(match["number"]) for one in earlier if (match := RUN_NAME.match(one["metadata"]["name"])))
+    number = 1 + max(numbers, default=0)
+    while True:
+        # The same run gets the same name on a day, so that only one of several submitters can create it.
+        name = f"{NAME}-{key[:10]}-{datetime.now(UTC):%y%m%d}-{number}"
+        workflow = of_template(NAME, name, arguments)
+        workflow["metadata"]["labels"][KEY_LABEL] = key
+        workflow["metadata"]["annotations"] = {TITLE: arguments["model"]}
+        number += 1
+        with contextlib.suppress(Absent):  # somebody else's, and removed at once
+            run, is_ours = create_once(cluster, workflow)
+            if is_ours or not (force or ended(run)):
+                return run, is_ours
+
+
+def create_once(cluster: Cluster, workflow: Object) -> tuple[Object, bool]:
+    """Create a workflow, unless there is one of its name. Returns the one that there is then, and whether it is ours: a
+    request whose answer was lost is sent again."""
+    metadata, submission = workflow["metadata"], uuid.uuid4().hex
+    metadata["annotations"] = {**metadata.get("annotations", {}), SUBMISSION: submission}
+    try:
+        return cluster.create(WORKFLOWS, workflow), True
+    except AlreadyExists:
+        existing = cluster.get(WORKFLOWS, metadata["name"])
+        return existing, existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission
+
+
+def call_in_pod(cluster: Cluster, config: RunConfig, words: Sequence[str]) -> tuple[str, int]:
+    """Run ``slipway WORDS`` where the store is. Returns what it printed, and its exit code; its progress is on stderr.
+
+    Raises:
+        NotInstalled: the template is missing, or the pod's image can't be pulled; nothing was done.
+        RunFailed: the command failed without a result, with its message, hint and exit code.
+        Interrupted: by Ctrl-C; the command continues.
+    """
+    read(cluster, STORE_COMMAND)
+    name = f"{STORE_COMMAND}-{secrets.token_hex(5)}"
+    arguments = {"arguments": canonical_json(list(words)), "config": store_settings(config)}
+    workflow = of_template(STORE_COMMAND, name, arguments)
+    workflow["metadata"]["annotations"] = {TITLE: " ".join(("slipway", *words))}
+    with contextlib.suppress(AlreadyExists):  # the response to the first try was lost
+        cluster.create(WORKFLOWS, workflow)
+    continues = Interrupted(f"the command continues in the cluster, as the workflow {name}")
+    # Without its image it must not begin by itself once that is mended.
+    ended = run_state(show_until_ended(cluster, name, interrupted=continues, unpulled="Terminate"))
+    node = next((node for node in ended.nodes if node.name == COMMAND), None)
+    if node and ((printed := node.outputs.get(PRINTED, "")) or ended.phase == "Succeeded"):
+        return printed, node.exit_code or 0
+    if node is None or not node.message:
+        raise RunFailed(f"the workflow {name} {ended.phase.lower()}: {ended.message or 'no message'}")
+    raise RunFailed(node.message, hint=node.hint, exit_code=node.exit_code or RunFailed.exit_code)

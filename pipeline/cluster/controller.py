@@ -55,10 +55,10 @@ def notices_s(deployment: Object) -> float:
 
 def account(cluster: Cluster, namespace: str) -> str | None:
     """Return the service account of the controller in *namespace*, or None if no controller is ready."""
-    for controller in controllers(cluster, namespace):
-        if ready(controller):
-            return str(controller["spec"]["template"]["spec"].get("serviceAccountName", "default"))
-    return None
+    pods = (
+        controller["spec"]["template"]["spec"] for controller in controllers(cluster, namespace) if ready(controller)
+    )
+    return next((str(pod.get("serviceAccountName", "default")) for pod in pods), None)
 
 
 def has_repository(cluster: Cluster, controller_namespace: str) -> bool:

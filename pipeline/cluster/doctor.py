@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
+from pipeline.argo.status import UNITS, shown
 from pipeline.argo.template import difference, rendered_as
-from pipeline.cluster import client_keys, nodes
+from pipeline.cluster import gateway
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
 from pipeline.cluster.manifests import for_kserve
 from pipeline.cluster.objects import CONTROLLER_ACCOUNT
-from pipeline.runs.checks import Finding, missing, ok, warning
-from pipeline.settings.config import RunConfig
-from pipeline.settings.serving import kserve_settings
+from pipeline.runs.tables import Finding, missing, ok, warning
+from pipeline.settings.config import RunConfig, kserve_settings
+from pipeline.settings.platform import Nodes
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import (
     ACCOUNT_REVIEWS,
     CLAIMS,
@@ -29,12 +30,13 @@ from stages.parts.cluster.kinds import (
     Kind,
     Object,
 )
-from stages.parts.cluster.nodes import quantity
-from stages.parts.cluster.refusals import Absent
+from stages.parts.cluster.nodes import Amounts, admits, allocatable, quantity
+from stages.parts.records.rollout import KSERVE
 from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS, PART_OF
+from stages.rollout.kserve.settings import KServe
 
 CRON_WORKFLOWS: Final = "cronworkflows.argoproj.io"
 ARGO: Final = ("workflows.argoproj.io", "workflowtemplates.argoproj.io", CRON_WORKFLOWS)
@@ -60,7 +62,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
         **{f"rights: {right[1]}": partial(_rights, cluster, *right) for right in RIGHTS},
         "volume": partial(_claim, cluster, config),
         "GPUs": partial(_gpus, cluster, config),
-        "nodes": partial(nodes.check, cluster, config),
+        "nodes": partial(_nodes, cluster, config),
         "template": partial(_template, cluster, config),
         "memoization": partial(_cache, cluster, config),
         "steps": partial(_steps, cluster, config),
@@ -69,7 +71,7 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
     if _has(cluster, CRD, unseen=True):
         checks["autoscaling"] = partial(_autoscaling, cluster, config)
     if clients := config.cluster.clients:
-        checks["clients"] = partial(client_keys.check, cluster, config.platform, clients)
+        checks["clients"] = partial(gateway.check, cluster, config.platform, clients)
     return {name: _as_far_as_visible(check) for name, check in checks.items()}
 
 
@@ -191,6 +193,56 @@ def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
         hint = "no node has enough now: fine if an autoscaler adds nodes, else install NVIDIA's GPU operator"
         return warning(f"{text}; a stage asks for {most}", hint)
     return ok(text)
+
+
+def _nodes(cluster: Cluster, config: RunConfig) -> Finding:
+    """Check that each stage and an endpoint would fit on a node that is empty, whatever runs there now."""
+    nodes, _ = cluster.list(NODES)
+    names: dict[str, list[str]] = {}
+    for name, requests, place in _asking(config):
+        if why := _lacking(nodes, requests, place):
+            names.setdefault(why, []).append(name)
+    if names:
+        text = "; ".join(f"{', '.join(pods)}: {why}" for why, pods in names.items())
+        hint = "fine if an autoscaler adds such nodes; else add some, or ask for less in the platform's file"
+        return warning(text, hint)
+    return ok(f"{len(nodes)}, with room for each stage on one of them")
+
+
+def _asking(config: RunConfig) -> Iterator[tuple[str, Amounts, Object]]:
+    """Yield each stage's name, what its pod requests as far as that is known without a model, and where it may run."""
+    platform = config.platform
+    for name, stage in platform.stages:
+        if stage:
+            nodes = platform.nodes_of(stage)
+            yield name, _amounts(stage.cpu, stage.memory, stage.gpus), _place(nodes.selector, nodes)
+    if platform.serves_on == KSERVE:
+        serving, parallel = kserve_settings(config), config.serving.tensor_parallel_size
+        gpus = (parallel if isinstance(parallel, int) else 1) if serving.gpu else 0
+        yield "an endpoint", _amounts(serving.cpu, serving.memory, gpus), _place(serving.node_selector, serving)
+
+
+def _amounts(cpu: str, memory: str, gpus: int | str) -> Amounts:
+    amounts = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": str(gpus)}
+    return {name: quantity(text) for name, text in amounts.items() if text not in ("auto", "0")}
+
+
+def _place(selector: dict[str, str], tolerating: Nodes | KServe) -> Object:
+    tolerations = [toleration.model_dump() for toleration in tolerating.tolerations]
+    return {"nodeSelector": selector, "tolerations": tolerations}
+
+
+def _lacking(nodes: list[Object], requests: Amounts, place: Object) -> str:
+    """Say why no node has room for *requests*, however empty it is; return an empty text if one has."""
+    sizes = [allocatable(node, UNITS) for node in nodes if admits(node, place)]
+    if not sizes:
+        selector = ", ".join(f"{key}={value}" for key, value in place["nodeSelector"].items()) or "its tolerations"
+        return f"asks for {shown(requests)}; none of {len(nodes)} nodes matches {selector}"
+    best = max(sizes, key=lambda size: min((size[name] / requests[name] for name in requests), default=1))
+    if all(best[name] >= amount for name, amount in requests.items()):
+        return ""
+    largest = shown({name: best[name] for name in requests})
+    return f"asks for {shown(requests)}; the largest node that matches has {largest}"
 
 
 def _template(cluster: Cluster, config: RunConfig) -> Finding:

@@ -1,30 +1,36 @@
 """What Envoy Gateway takes so that each client of a cluster's endpoints has its own key, models and limits.
 
 Policies select the routes that lead to the endpoints, Slipway's and KServe's, and leave them as they are: a canary
-keeps its share. The keys are in Secrets, where ``pipeline.cluster.client_keys`` puts them; the policies hold none.
+keeps its share. The policies hold no key: each is an entry of the Secret that ``clients.yaml`` names, under the name of
+its client. Envoy Gateway follows the Secrets, so that a change holds within seconds, without a restart.
 
 Fields and their meaning: https://gateway.envoyproxy.io/docs/api/extension_types/
 """
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.cluster.objects import labelled
-from pipeline.settings.platform import ClientSettings
+from pipeline.runs.tables import Finding, missing, ok, warning
+from pipeline.settings.platform import ClientSettings, Platform
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
-from stages.parts.base.errors import ConfigError, InvalidName, UnknownName
+from stages.parts.base.errors import ConfigError, InvalidName, NotInstalled, UnknownName
 from stages.parts.base.settings import Settings, parse, read_yaml
 from stages.parts.base.store import directory_name
-from stages.parts.cluster.kinds import Object
-from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed
+from stages.parts.cluster.api import Absent, Cluster
+from stages.parts.cluster.kinds import SECRETS, Object
+from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed, new_key
 from stages.parts.endpoint.door import CLIENT_HEADER, CODES, KINDS
 from stages.parts.endpoint.routing import OFFERED
-from stages.rollout.kserve.objects import ENDPOINT, PART_OF, endpoint_name
+from stages.rollout.kserve.detect import served_modes
+from stages.rollout.kserve.objects import API_SECRET, ENDPOINT, PART_OF, endpoint_name
 
 POLICY: Final = "slipway-endpoints"
 """The SecurityPolicy; the same as in ``manifests/envoy-gateway``, which it replaces: a route obeys one only."""
@@ -149,7 +155,16 @@ def of(namespace: str, settings: ClientSettings) -> list[Object]:
     if any(client.tokens_per_minute for client in clients.clients):
         lua = {"lua": [{"type": "Inline", "inline": COUNT}]}
         objects.append(_policy("EnvoyExtensionPolicy", LIMITS, namespace, lua))
-    return [*objects, *([_certificate(settings)] if settings.issuer else [])]
+    if settings.issuer:  # of a listener of the Gateway, whose namespace the certificate shares
+        spec = {
+            "secretName": f"{CERTIFICATE}-tls",
+            "dnsNames": list(settings.hosts),
+            "issuerRef": {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": settings.issuer},
+            "privateKey": {"rotationPolicy": "Always"},
+        }
+        gateway_namespace, _, _ = settings.gateway.partition("/")
+        objects.append(labelled("cert-manager.io/v1", "Certificate", CERTIFICATE, gateway_namespace, spec=spec))
+    return objects
 
 
 def _security_policy(namespace: str, clients: ClusterClients) -> Object:
@@ -206,18 +221,6 @@ def _network_policy(namespace: str, settings: ClientSettings) -> Object:
     return labelled("networking.k8s.io/v1", "NetworkPolicy", NETWORK_POLICY, namespace, spec=spec)
 
 
-def _certificate(settings: ClientSettings) -> Object:
-    """Ask for the certificate of a listener of the Gateway, whose namespace it shares."""
-    spec = {
-        "secretName": f"{CERTIFICATE}-tls",
-        "dnsNames": list(settings.hosts),
-        "issuerRef": {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": settings.issuer},
-        "privateKey": {"rotationPolicy": "Always"},
-    }
-    namespace, _, _ = settings.gateway.partition("/")
-    return labelled("cert-manager.io/v1", "Certificate", CERTIFICATE, namespace, spec=spec)
-
-
 def _limits(clients: ClusterClients) -> list[Object]:
     limits = []
     for client in clients.clients:
@@ -251,3 +254,93 @@ def _policy(kind: str, name: str, namespace: str, spec: Object) -> Object:
 
 def _namespace(name: str) -> Object:
     return {"matchLabels": {"kubernetes.io/metadata.name": name}}
+
+
+def holders(cluster: Cluster, clients: ClusterClients) -> dict[str, str]:
+    """Return the Secret with each key, by the client's name, with clients that ``clients.yaml`` no longer names."""
+    secrets = {name: cluster.find(SECRETS, name) for name in clients.secrets}
+    # Envoy Gateway takes the first of several.
+    return {client: name for name in reversed(secrets) for client in (secrets[name] or {}).get("data") or {}}
+
+
+def add(cluster: Cluster, clients: ClusterClients, name: str) -> str:
+    """Make the first key of a client that ``clients.yaml`` names, and return it. Raises: UnknownName, ConfigError."""
+    secret = clients.named(name).secret
+    if name in holders(cluster, clients):
+        raise ConfigError(
+            f"there is a client {name!r}", hint=f"for a new key: slipway clients rotate {name} --engine argo"
+        )
+    return _put(cluster, secret, name)
+
+
+def rotate(cluster: Cluster, clients: ClusterClients, name: str) -> str:
+    """Give a client another key, and return it; the old one is refused within seconds. Raises: UnknownName."""
+    return _put(cluster, _holder(cluster, clients, name), name)
+
+
+def remove(cluster: Cluster, clients: ClusterClients, name: str) -> None:
+    """Remove a client's key. Raises: UnknownName: it has none."""
+    cluster.merge(SECRETS, _holder(cluster, clients, name), {"data": {name: None}})
+
+
+def _holder(cluster: Cluster, clients: ClusterClients, name: str) -> str:
+    secrets = holders(cluster, clients)
+    if name not in secrets:
+        raise UnknownName("client", name, known=secrets)
+    return secrets[name]
+
+
+def _put(cluster: Cluster, secret: str, name: str) -> str:
+    key = new_key()
+    data = {name: base64.b64encode(key.encode()).decode()}
+    try:
+        cluster.merge(SECRETS, secret, {"data": data})
+    except Absent:
+        cluster.create(SECRETS, labelled("v1", "Secret", secret, cluster.namespace, type="Opaque", data=data))
+    return key
+
+
+def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Finding:
+    """Check that the gateway does what ``clients.yaml`` says."""
+    try:
+        wrong = list(_not_in_force(cluster, of(platform.namespace, settings)))
+        clients = read_clients(settings)
+    except (ConfigError, NotInstalled) as error:
+        return missing(str(error), error.hint)
+    if wrong:
+        hint = f"slipway install --platform {platform.name}; where Envoy Gateway refuses, see docs/endpoint.md"
+        return missing("; ".join(wrong), hint)
+    if cluster.find(SECRETS, API_SECRET):
+        text = f"the Secret {API_SECRET}: vLLM asks for its key, which the gateway does not send"
+        hint = f"kubectl -n {platform.namespace} delete secret {API_SECRET}; the next release needs no key"
+        return missing(text, hint)
+    names, secrets = [client.name for client in clients.clients], holders(cluster, clients)
+    if keyless := [name for name in names if name not in secrets]:
+        return warning(f"without a key: {', '.join(keyless)}", f"slipway clients add {keyless[0]} --engine argo")
+    try:
+        served = set(served_modes(cluster, cluster.namespace))
+    except Absent:  # no KServe
+        served = set()
+    if unserved := sorted(set(clients.models) - served):
+        hint = "clients may ask them once they are served; or their names are wrong"
+        return warning(f"not served: {', '.join(unserved)}", hint)
+    return ok(", ".join(names))
+
+
+def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
+    """Name what is not there, or was refused. Raises: NotInstalled: the cluster has no such kind."""
+    for document in documents:
+        metadata = document["metadata"]
+        title = f"{document['kind']} {metadata['namespace']}/{metadata['name']}"
+        kind = cluster.kind(document["apiVersion"], document["kind"])
+        current = cluster.find(kind, metadata["name"], metadata["namespace"])
+        if current is None:
+            yield f"no {title}"
+        elif document["apiVersion"] == ENVOY_GATEWAY:
+            ancestors = current.get("status", {}).get("ancestors", [])
+            conditions = (condition for ancestor in ancestors for condition in ancestor.get("conditions", []))
+            yield from {
+                f"{title}: {condition.get('message', condition['reason'])}": None
+                for condition in conditions
+                if condition["type"] == "Accepted" and condition["status"] != "True"
+            }

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from rich.table import Table
 
@@ -22,9 +22,8 @@ from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
 from pipeline.workflow.parameters import NAME
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
 from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict, NotInstalled
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.detect import CRD, serving_kinds
 from stages.rollout.kserve.objects import PART_OF
 
@@ -40,17 +39,6 @@ UNLABELLED: Final = (
 DERIVED: Final = frozenset({"Event", "Endpoints", "EndpointSlice"})
 """Kinds that the cluster makes and forgets by itself."""
 SHOWN: Final = 3
-State = Literal[
-    "created",
-    "changed",
-    "unchanged",
-    "would be created",
-    "would be changed",
-    "removed",
-    "would be removed",
-    "absent",
-    "kept",
-]
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,8 @@ class ObjectChange:
     kind: str
     name: str
     namespace: str
-    state: State
+    state: str
+    """created, changed or removed, after "would be" in a dry run; unchanged, absent or kept."""
     reason: str = ""
     """Why the object, or a value in it, is kept."""
 

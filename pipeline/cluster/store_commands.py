@@ -14,7 +14,7 @@ from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
-from pipeline.workflow.pods import OUTPUTS_MOUNT, titled
+from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import API_KEY, workflow_parameter
 from stages.parts.base.program import PRINTED
 from stages.parts.cluster.kinds import Object
@@ -91,9 +91,7 @@ def _template(command: StoreCommand, platform: Platform) -> Object:
             args=list(command.arguments),
             env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY],
             inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
-            outputs=[
-                Parameter(name=PRINTED, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{PRINTED}", default=""))
-            ],
+            outputs=[pods.output(PRINTED, default="")],
             volume_mounts=pods.mounts(asks, platform),
             termination_message_policy="FallbackToLogsOnError",
             # With the rights of a rollout, and what it may reach.

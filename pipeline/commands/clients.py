@@ -56,7 +56,7 @@ def add_client(
         "priority": priority,
     }
     if where.on_cluster:
-        from pipeline.cluster import client_keys
+        from pipeline.cluster import gateway
 
         if fields := [field for field, value in limits.items() if value]:
             flags = ", ".join(f"--{'model' if field == 'models' else field}" for field in fields)
@@ -64,7 +64,7 @@ def add_client(
                 f"on a cluster clients.yaml says what a client may do: {flags.replace('_', '-')}",
                 hint="write it there, then: slipway install",
             )
-        key = client_keys.add(*_on_cluster(options, where), name)
+        key = gateway.add(*_on_cluster(options, where), name)
     else:
         client = parse(clients.Client, {"name": name, "key_sha256": ""} | limits, "slipway clients add")
         key = clients.add(where.store.absolute(), client)
@@ -78,9 +78,9 @@ def rotate(name: NameArgument, *, options: ConfigOptions, where: Where) -> Print
     The old key is refused from now on.
     """
     if where.on_cluster:
-        from pipeline.cluster import client_keys
+        from pipeline.cluster import gateway
 
-        key = client_keys.rotate(*_on_cluster(options, where), name)
+        key = gateway.rotate(*_on_cluster(options, where), name)
     else:
         from stages.parts.endpoint import clients
 
@@ -92,9 +92,9 @@ def rotate(name: NameArgument, *, options: ConfigOptions, where: Where) -> Print
 def rm(name: NameArgument, *, options: ConfigOptions, where: Where) -> Printout:
     """Remove a client: its key is refused from now on."""
     if where.on_cluster:
-        from pipeline.cluster import client_keys
+        from pipeline.cluster import gateway
 
-        client_keys.remove(*_on_cluster(options, where), name)
+        gateway.remove(*_on_cluster(options, where), name)
     else:
         from stages.parts.endpoint import clients
 
@@ -106,7 +106,7 @@ def rm(name: NameArgument, *, options: ConfigOptions, where: Where) -> Printout:
 def list_clients(*, options: ConfigOptions, where: Where) -> Printout:
     """List the clients and their limits; shows no key."""
     if where.on_cluster:
-        from pipeline.cluster.client_keys import holders
+        from pipeline.cluster.gateway import holders
 
         cluster, clients = _on_cluster(options, where)
         keys = holders(cluster, clients)

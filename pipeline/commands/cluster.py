@@ -21,7 +21,9 @@ def doctor(*, options: ConfigOptions, where: Where) -> Printout:
 
     Says how to get what is missing.
     """
-    from pipeline.runs.checks import findings_table
+    from rich.text import Text
+
+    from pipeline.runs.tables import plain_table
 
     settings = where.settings(options)
     if where.on_cluster:
@@ -34,7 +36,10 @@ def doctor(*, options: ConfigOptions, where: Where) -> Printout:
         findings = check_machine(settings, where.store.absolute())
     failure = typer.Exit(1) if any(finding.state == "missing" for finding in findings.values()) else None
     document = [{"what": check, **finding._asdict()} for check, finding in findings.items()]
-    return Printout(document, findings_table(findings), failure)
+    table, styles = plain_table("Check", "State", "Found", "What to do"), {"ok": "green", "warning": "yellow"}
+    for check, (state, found, hint) in findings.items():
+        table.add_row(check, Text(state, style=styles.get(state, "red")), found, hint)
+    return Printout(document, table, failure)
 
 
 @commands.add("install --platform eks --dry-run")

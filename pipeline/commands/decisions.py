@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.options import (
-    STORE,
     CommandGroup,
     Commands,
     ModelArgument,
     ProfileOption,
     RunArgument,
-    StoreOption,
+    StoreOptions,
     VolumeOptions,
-    model_store,
 )
 from pipeline.runs.engine import Printout
 
@@ -78,7 +76,8 @@ def score(
     name: RunArgument = "latest",
     profile: ProfileOption = None,
     assignments: AssignmentOption = None,
-    store: StoreOption = STORE,
+    *,
+    options: StoreOptions,
 ) -> Printout:
     """Score a run again, with another profile or weights.
 
@@ -91,7 +90,7 @@ def score(
     from stages.select.decision import decide
     from stages.select.stored import read_stored
 
-    run = folder(store, name)
+    run = folder(options.store, name)
     stored = read_stored(run)
     other = _profile(stored.basis.profile, profile, assignments or []).for_format(stored.basis.base.format)
     basis = stored.basis.model_copy(update={"profile": other.model_dump(mode="json")})
@@ -113,7 +112,8 @@ def score(
 def compare(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's id, or its beginning.")],
     second: Annotated[str, typer.Argument(metavar="RUN_B", help="A run's id, or its beginning, or latest.")],
-    store: StoreOption = STORE,
+    *,
+    options: StoreOptions,
 ) -> Printout:
     """Compare two runs.
 
@@ -124,7 +124,7 @@ def compare(
     from stages.select.comparison import compare as compared
     from stages.select.stored import read_stored
 
-    runs = [folder(store, name) for name in (first, second)]
+    runs = [folder(options.store, name) for name in (first, second)]
     comparison = compared(*(read_stored(run) for run in runs))
     document = comparison.model_dump(mode="json") | {"runs": [run.name for run in runs]}
     return Printout(document, _comparison(runs[0].name, runs[1].name, comparison))
@@ -156,7 +156,8 @@ def samples_table(
     parquet: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write Parquet to this file; needs pyarrow.")
     ] = None,
-    store: StoreOption = STORE,
+    *,
+    options: StoreOptions,
 ) -> None:
     """Print the raw samples of a run as CSV.
 
@@ -172,7 +173,7 @@ def samples_table(
 
     if parquet and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError("Parquet is written by pyarrow, which is not installed", hint="pip install pyarrow, or --csv")
-    rows = table(read_stored(folder(store, name)).samples())
+    rows = table(read_stored(folder(options.store, name)).samples())
     if parquet:
         rows.to_parquet(parquet, index=False)
     if csv or not parquet:
@@ -186,9 +187,9 @@ def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
     They stand for the reference on a machine where it does not fit: by them is judged what the other variants lose.
     """
     from stages.parts.base.errors import ConfigError
-    from stages.parts.samples.answers import export_answers
+    from stages.parts.samples.lines import export_answers
 
-    text = export_answers(model_store(volume.store, model))
+    text = export_answers(volume.of_model(model))
     if not text:
         raise ConfigError(
             f"no answers of {model} are kept", hint="a run that measures the reference keeps them: slipway run"
@@ -199,15 +200,16 @@ def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
 @samples_commands.add("samples import answers.jsonl", "import")
 def samples_import(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What samples export printed.", exists=True)],
-    store: StoreOption = STORE,
+    *,
+    options: StoreOptions,
 ) -> Printout:
     """Keep a reference's answers that were exported from another store.
 
     For a cluster, run it where the store's volume is mounted.
     """
-    from stages.parts.samples.answers import import_answers
+    from stages.parts.samples.lines import import_answers
 
-    imported = import_answers(store, file.read_text())
+    imported = import_answers(options.store, file.read_text())
     rows = [
         {"model": answers.model, "commit": answers.commit, "variant": answers.variant, "origin": answers.origin}
         for answers in imported
@@ -231,11 +233,8 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
     """Return the differences from what was published, one line each."""
     if published is None:
         return [f"no variant could be chosen; now {decision.winner} is"]
-    changes = []
-    if published.winner != decision.winner:
-        changes.append(f"winner: {published.winner} → {decision.winner}")
-    if published.outcome != decision.outcome:
-        changes.append(f"outcome: {published.outcome} → {decision.outcome}")
+    pairs = {name: (getattr(published, name), getattr(decision, name)) for name in ("winner", "outcome")}
+    changes = [f"{name}: {old} → {new}" for name, (old, new) in pairs.items() if old != new]
     for metric, share in decision.weights.items():
         if abs(share - published.weights[metric]) > 1e-9:
             changes.append(f"weight of {metric}: {published.weights[metric]:.0%} → {share:.0%}")

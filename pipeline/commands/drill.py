@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pipeline.commands.options import (
-    STORE,
-    Commands,
-    ConfigOptions,
-    StoreOption,
-    WorkloadOption,
-    model_store,
-)
+from pipeline.commands.options import Commands, LocalOptions, WorkloadOption
 from pipeline.commands.releases import target_of_endpoint
 from pipeline.runs.engine import Printout
 from stages.parts.base.log import say
@@ -31,11 +24,10 @@ ServedModelArgument = Annotated[str, typer.Argument(help="A model that is being 
 
 
 @dataclasses.dataclass(frozen=True)
-class DrillOptions(ConfigOptions):
+class DrillOptions(LocalOptions):
     """The settings of a drill, and the store."""
 
     workload: WorkloadOption = None
-    store: StoreOption = STORE
 
     def of(self, model: str, *, served: bool = True) -> tuple[RunConfig, ModelStore, Target, str]:
         """Return the settings, the model's folder, the target that serves it, and the address to send requests to if
@@ -46,7 +38,7 @@ class DrillOptions(ConfigOptions):
         from stages.parts.records.rollout import LOCAL
         from stages.rollout.drills import running_endpoint
 
-        settings, store = self.load(workload=self.workload), model_store(self.store, model)
+        settings, store = self.load(workload=self.workload), self.of_model(model)
         on_cluster = settings.platform.serves_on != LOCAL
         if served and not on_cluster:
             running_endpoint(store)

@@ -19,7 +19,7 @@ from pipeline.commands.options import (
     Where,
     argo_engine,
 )
-from pipeline.runs.engine import Printout, RunRequest
+from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
@@ -43,7 +43,7 @@ def trigger(
     If the event starts no run, it says why and ends with exit code 52.
     """
     from pipeline.events import push as pushes
-    from pipeline.events.providers import push_of
+    from pipeline.events.push import push_of
 
     push = push_of(provider, _read(payload))
     say(f"{push.model} was pushed at {push.commit}")
@@ -64,7 +64,7 @@ def trigger(
         run = engine.announce(pushes.start(engine.cluster, push), is_new=True)
         return engine.result(run)
     settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
-    return where.engine_of().start(settings, RunRequest(push.model, push.commit, serve=True))
+    return where.engine_of().start(settings, push.model, push.commit, serve=True)
 
 
 @commands.add("receive --allow 'org/*' --forward-to http://slipway-pushes-eventsource-svc:12000/pushes")

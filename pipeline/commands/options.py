@@ -15,10 +15,9 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 RUN_PREFIX: Final = "slipway-"
 """The beginning of the names of runs on a cluster; ids of runs on this machine begin with a date."""
-STORE: Final = Path(".slipway")
 EXAMPLE: Final = "Example: slipway "
 Command: TypeAlias = Callable[..., Printout | None]
 
@@ -47,9 +45,6 @@ AnyModelArgument = Annotated[
     str, typer.Argument(help="Name on the Hugging Face Hub, or a local directory such as ./my-model.")
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning.")]
-StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="SLIPWAY_STORE", help="Folder of models, variants, releases and runs.")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar="SLIPWAY_CONFIG", help="YAML with any part of configs/defaults.yaml.")
@@ -90,11 +85,6 @@ def candidates_set(candidates: Sequence[str] | None) -> list[str]:
     return [f"optimize.candidates={json.dumps(candidates)}"] if candidates else []
 
 
-class WorkflowEngine(StrEnum):
-    LOCAL = "local"
-    ARGO = "argo"
-
-
 @dataclasses.dataclass(frozen=True)
 class ConfigOptions:
     """The settings of a command: a file, a platform, and single fields."""
@@ -129,12 +119,31 @@ class ConfigOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Where:
+class StoreOptions:
+    """The store on this machine."""
+
+    store: Annotated[
+        Path, typer.Option("--store", envvar="SLIPWAY_STORE", help="Folder of models, variants, releases and runs.")
+    ] = Path(".slipway")
+
+    def of_model(self, model: str) -> ModelStore:
+        """Return the folder in the store, which need not exist, of a model on the Hub or in a local directory."""
+        from stages.parts.model.name import ModelName
+
+        return ModelName.parse(model).store(self.store)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalOptions(StoreOptions, ConfigOptions):
+    """The store on this machine, and the settings of a command."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Where(StoreOptions):
     """Where runs and models are: in a store on this machine, or in a namespace of a cluster."""
 
-    store: StoreOption = STORE
     engine: Annotated[
-        WorkflowEngine | None,
+        Literal["local", "argo"] | None,
         typer.Option(
             envvar="SLIPWAY_ENGINE", help="local: this machine (default). argo: Argo Workflows on a Kubernetes cluster."
         ),
@@ -149,7 +158,7 @@ class Where:
 
     @property
     def on_cluster(self) -> bool:
-        return self.engine is WorkflowEngine.ARGO
+        return self.engine == "argo"
 
     def settings(self, options: ConfigOptions, **names: Any) -> RunConfig:
         """Read the settings of what runs there. On this machine the platform is ``local``."""
@@ -200,26 +209,23 @@ class VolumeOptions(Where, ConfigOptions):
     invocation: typer.Context = dataclasses.field(kw_only=True)
 
     def call_in_pod(self) -> None:
-        from pipeline.argo.store_command import call
+        from pipeline.argo.template import call_in_pod
 
-        settings = self.of_cluster()
-        output, exit_code = call(self.cluster(settings), settings, [*self._words()])
-        sys.stdout.write(output)
-        if exit_code:
-            raise typer.Exit(exit_code)
-
-    def _words(self) -> Iterator[str]:
-        """Yield the words of the command line, without what says where the command runs and with which settings."""
-        yield from self.invocation.command_path.removeprefix(self.invocation.find_root().command_path).split()
+        settings, root = self.of_cluster(), self.invocation.find_root()
+        # Without what says where the command runs and with which settings.
+        words = self.invocation.command_path.removeprefix(root.command_path).split()
         place = {field.name for field in dataclasses.fields(self)}
         for param in self.invocation.command.params:
             value = self.invocation.params.get(param.name or "")
             if param.name in place or value is None or value is False:
                 continue
-            if param.param_type_name == "argument":
-                yield str(value)
-            else:
-                yield param.opts[0] if value is True else f"{param.opts[0]}={value}"
+            flag = param.opts[0]
+            is_argument = param.param_type_name == "argument"
+            words.append(str(value) if is_argument else flag if value is True else f"{flag}={value}")
+        output, exit_code = call_in_pod(self.cluster(settings), settings, words)
+        sys.stdout.write(output)
+        if exit_code:
+            raise typer.Exit(exit_code)
 
 
 class CommandGroup(TyperGroup):
@@ -284,13 +290,6 @@ def grouped(command: Command, *, cleans_up: bool) -> Callable[..., None]:
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
-
-
-def model_store(store: Path, model: str) -> ModelStore:
-    """Return the folder in the store, which need not exist, of a model on the Hub or in a local directory."""
-    from stages.parts.model.name import ModelName
-
-    return ModelName.parse(model).store(store)
 
 
 def print_result(printout: Printout, as_json: bool) -> None:

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.options import (
-    STORE,
     AnyModelArgument,
     CandidatesOption,
     Commands,
     ConfigOptions,
+    LocalOptions,
     ProfileOption,
     RevisionOption,
-    StoreOption,
     WorkloadOption,
     candidates_set,
-    model_store,
 )
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import UnknownName
@@ -65,8 +63,7 @@ def plan(
     workload: WorkloadOption = None,
     candidates: CandidatesOption = None,
     *,
-    options: ConfigOptions,
-    store: StoreOption = STORE,
+    options: LocalOptions,
 ) -> Printout:
     """Say what a model needs on each type of GPU.
 
@@ -89,13 +86,7 @@ def plan(
     priced = document.with_prices(document.choose_accelerators(gpus, gpu), price or (), settings, described)
     targets = document.parse_targets(slo) if slo else None
     answer = document.make_plan(
-        described,
-        settings,
-        priced,
-        context=length,
-        peak=peak,
-        targets=targets,
-        store=model_store(store, model),
+        described, settings, priced, context=length, peak=peak, targets=targets, store=options.of_model(model)
     )
     return Printout(answer.model_dump(mode="json"), page(answer, every=every))
 

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.options import (
-    STORE,
     Commands,
     ConfigOption,
     ConfigOptions,
     ModelArgument,
     SetOption,
-    StoreOption,
+    StoreOptions,
     VolumeOptions,
-    model_store,
 )
 from pipeline.runs.engine import Printout
 from scoring.units import readable
 from stages.parts.base.errors import Interrupted
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -44,7 +42,8 @@ def serve(
     stop: Annotated[bool, typer.Option("--stop", help="Stop the endpoint that a run left serving.")] = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
-    store: StoreOption = STORE,
+    *,
+    options: StoreOptions,
 ) -> None:
     """Serve the published release, OpenAI-compatible.
 
@@ -57,7 +56,7 @@ def serve(
     flags = {"serving.port": port, "serving.host": host}
     fields = [f"{field}={value}" for field, value in flags.items() if value is not None]
     settings = ConfigOptions(config=config, assignments=assignments).load(platform="local", assignments=fields)
-    models = model_store(store, model)
+    models = options.of_model(model)
     if stop:
         typer.echo(f"stopped {model}" if stop_serving(models) else f"{model} was not being served")
         return
@@ -78,7 +77,7 @@ def releases(
     """List a model's releases, the newest first."""
     from stages.parts.releases.listing import catalogue, summarized_moves
 
-    store = model_store(volume.store, model)
+    store = volume.of_model(model)
     if history:
         moves = summarized_moves(store)
         text = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
@@ -104,7 +103,7 @@ def rollback(
     """
     from stages.rollout.commands import roll_back
 
-    settings, store = volume.load(), model_store(volume.store, model)
+    settings, store = volume.load(), volume.of_model(model)
     target = target_of_endpoint(settings, store, model)
     release, is_served = roll_back(store, target, settings.rollout, to=to)
     text = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
@@ -128,7 +127,7 @@ def prune(
     """
     from stages.parts.releases.listing import prune as remove
 
-    store = model_store(volume.store, model)
+    store = volume.of_model(model)
     split = served(store, volume.load(), model) or Split(stable=None)
     pruned = remove(store, keep, split, others=others)
     return Printout(pruned.model_dump(mode="json"), _removed(pruned))
@@ -146,19 +145,20 @@ def serving_of(store: ModelStore, settings: RunConfig) -> AskedServing:
 
 def target_of_endpoint(settings: RunConfig, store: ModelStore, model: str) -> Target:
     """Return the target that serves a model, with the settings of the running endpoint."""
-    from pipeline.settings.serving import target_of
+    from pipeline.settings.config import kserve_settings
+    from stages.rollout.target import connect
 
-    return target_of(settings, store, model, serving_of(store, settings))
+    serving = serving_of(store, settings)
+    return connect(settings.platform.serves_on, store, model, serving, kserve_settings(settings))
 
 
 def served(store: ModelStore, settings: RunConfig, model: str) -> Split | None:
     """Return the split of traffic; None if nothing is being served. Starts nothing."""
-    from pipeline.settings.serving import target_of
     from stages.parts.endpoint.endpoint import endpoint
     from stages.parts.records.rollout import LOCAL
 
     if settings.platform.serves_on != LOCAL:
-        return target_of(settings, store, model, settings.serving).split()
+        return target_of_endpoint(settings, store, model).split()
     running = endpoint(store)
     return Split(running.release, running.canary, running.percent, running.standby) if running else None
 

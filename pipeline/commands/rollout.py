@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import (
-    STORE,
-    Commands,
-    ConfigOptions,
-    ModelArgument,
-    StoreOption,
-    VolumeOptions,
-    model_store,
-)
+from pipeline.commands.options import Commands, LocalOptions, ModelArgument, VolumeOptions
 from pipeline.commands.releases import served, serving_of, target_of_endpoint
 from pipeline.runs.engine import Printout
 
@@ -23,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
     from stages.parts.base.store import ModelStore
     from stages.parts.records.rollout import Analysis, CanaryCheck, Journal
-    from stages.parts.releases.split import Split
+    from stages.parts.releases.release import Split
     from stages.rollout.target import Target
 
 ReleaseOption = Annotated[
@@ -41,7 +33,7 @@ def start(model: ModelArgument, release: ReleaseOption = None, *, volume: Volume
     from stages.rollout.resume import chosen
     from stages.rollout.state_machine import roll_out
 
-    settings, store = volume.load(), model_store(volume.store, model)
+    settings, store = volume.load(), volume.of_model(model)
     name = find(store, release) if release else chosen(store)
     target = target_of_endpoint(settings, store, model)
     return _printout(model, roll_out(store, target, name, settings.rollout))
@@ -55,7 +47,7 @@ def status(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """
     from stages.parts.records.rollout import read_journal, summary
 
-    store = model_store(volume.store, model)
+    store = volume.of_model(model)
     journal = read_journal(store)
     split = served(store, volume.load(), model)
     document = {"model": model, "rollout": journal and summary(journal), "split": split and vars(split)}
@@ -70,7 +62,7 @@ def promote(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """
     from stages.rollout.commands import promote as approve
 
-    store = model_store(volume.store, model)
+    store = volume.of_model(model)
     return _printout(model, approve(store, _target(store, model, volume.load())))
 
 
@@ -79,7 +71,7 @@ def abort(model: ModelArgument, *, volume: VolumeOptions) -> Printout:
     """Abort the rollout: all traffic goes back to the stable release."""
     from stages.rollout.commands import abort as give_up
 
-    store = model_store(volume.store, model)
+    store = volume.of_model(model)
     given_up = give_up(store, _target(store, model, volume.load()))
     text = f"aborted the rollout of {given_up}" if given_up else f"no rollout of {model} is in progress"
     return Printout({"model": model, "given_up": given_up}, text)
@@ -98,11 +90,17 @@ def move(
     must be room for both. The command sends requests of its own all the while. It fails if one of them does, and goes
     back if they are no longer answered.
     """
-    from pipeline.settings.serving import moved
-    from stages.parts.base.errors import DrillFailed
+    from pipeline.settings.config import served_by_kserve
+    from stages.parts.base.errors import DrillFailed, UnknownName
+    from stages.parts.cluster.api import connect
+    from stages.rollout.kserve.move import movable_modes
+    from stages.rollout.kserve.move import move as change_mode
 
-    settings, store = volume.load(), model_store(volume.store, model)
-    result = moved(settings, store, serving_of(store, settings), mode)
+    settings, store = volume.load(), volume.of_model(model)
+    kserve = served_by_kserve(settings)
+    if mode not in (movable := movable_modes()):
+        raise UnknownName("mode to move to", mode, movable)
+    result = change_mode(connect(namespace=kserve.namespace), store, serving_of(store, settings), kserve, mode)
     text, failure = f"{result.release} is served in mode {mode}", None
     if answers := result.answers:
         text += f", no longer {result.before}, after {result.seconds:.0f} s; {answers.requests} requests meanwhile"
@@ -121,22 +119,29 @@ def render(
         typer.Option(help="How KServe splits traffic: standard, knative, route or llm. Default: kserve.mode."),
     ] = None,
     *,
-    options: ConfigOptions,
-    store: StoreOption = STORE,
+    options: LocalOptions,
 ) -> None:
     """Print as YAML what a rollout's first step applies.
 
     Needs no cluster. The release is rolled out beside the one in production, or as the first one if there is no other.
     """
     from pipeline.cluster.manifests import as_text
-    from pipeline.settings.serving import rendered
+    from pipeline.settings.config import served_by_kserve
+    from stages.parts.base.errors import UnknownName
     from stages.parts.releases.release import current_release, find
+    from stages.rollout.kserve.modes import MODES
+    from stages.rollout.kserve.modes import render as objects_of
+    from stages.rollout.kserve.objects import KServeEndpoint
     from stages.rollout.resume import chosen
 
-    settings, models = options.load(), model_store(store, model)
+    settings, models = options.load(), options.of_model(model)
     name, stable = find(models, release) if release else chosen(models), current_release(models)
-    documents = rendered(settings, models, name, stable if stable != name else None, mode or settings.kserve.mode)
-    sys.stdout.write(as_text(documents))
+    kserve, mode = served_by_kserve(settings), mode or settings.kserve.mode
+    if mode not in MODES:
+        raise UnknownName("mode (no cluster is asked for its own)", mode, MODES)
+    endpoint = KServeEndpoint(models, settings.serving, kserve, kserve.namespace or "default")
+    beside = stable if stable != name else None
+    sys.stdout.write(as_text(objects_of(endpoint, name, beside, mode, settings.rollout.steps[0])))
 
 
 def _target(store: ModelStore, model: str, settings: RunConfig) -> Target:

@@ -21,7 +21,7 @@ from pipeline.commands.options import (
     WorkloadOption,
     candidates_set,
 )
-from pipeline.runs.engine import Printout, RunRequest
+from pipeline.runs.engine import Printout
 
 commands = Commands()
 
@@ -55,8 +55,8 @@ def run(
     flags = [*candidates_set(candidates), *(["optimize.allow_incomplete=true"] if allow_incomplete else [])]
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
     settings = where.settings(options, profile=profile, workload=workload, assignments=flags)
-    request = RunRequest(model, revision, serve=serve, refresh=refresh, force=force)
-    return where.engine_of(settings=settings, follow=follow).start(settings, request)
+    engine = where.engine_of(settings=settings, follow=follow)
+    return engine.start(settings, model, revision, serve=serve, refresh=refresh, force=force)
 
 
 @commands.add("runs --json")

@@ -6,22 +6,16 @@ import csv
 import re
 import sys
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from pipeline.commands.options import STORE, Commands, ConfigOptions, StoreOption
+from pipeline.commands.options import Commands, LocalOptions
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from stages.parts.endpoint.usage import Sum
-
-
-class SharedBy(StrEnum):
-    TOKENS = "tokens"
-    TIME = "time"
 
 
 UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
@@ -35,15 +29,15 @@ def usage(
     since: Annotated[str, typer.Option(help="How far back, such as 90m or 7d; or a time, as 2026-01-31.")] = "24h",
     by: Annotated[str, typer.Option(help="Groups: any of client, model, release, path and status.")] = "client,model",
     shared_by: Annotated[
-        SharedBy, typer.Option(help="How the platform's price is shared: by tokens, or by the time of requests.")
-    ] = SharedBy.TOKENS,
+        Literal["tokens", "time"],
+        typer.Option(help="How the platform's price is shared: by tokens, or by the time of requests."),
+    ] = "tokens",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     usage_url: Annotated[
         str, typer.Option(envvar="SLIPWAY_USAGE_URL", help="A PostgreSQL database. Default: SQLite in the store.")
     ] = "",
     *,
-    options: ConfigOptions,
-    store: StoreOption = STORE,
+    options: LocalOptions,
 ) -> Printout | None:
     """Show requests, tokens, latencies and costs by client.
 
@@ -56,19 +50,19 @@ def usage(
     from stages.parts.endpoint.endpoint import SERVERS
 
     check_url(usage_url)
-    root = store.absolute()
+    root = options.store.absolute()
     groups = [name.strip() for name in by.split(",") if name.strip()]
     if unknown := [group for group in groups if group not in records.GROUPS]:
         raise UnknownName("group", unknown[0], known=records.GROUPS)
     begin = _begin(since)
     if not root.is_dir() and not usage_url:
-        raise ConfigError(f"there is no store {store}", hint="see --store")
+        raise ConfigError(f"there is no store {options.store}", hint="see --store")
     with opened(root, usage_url) as database:
         for folder in sorted(root.glob(f"*/{SERVERS}")):
             records.take_in(database, folder)
         settings = options.load()
         per_hour = (settings.platform.price_per_hour or 0.0) * settings.serving.replicas
-        price = records.EndpointPrice(per_hour, shared_by.value, datetime.now(UTC)) if per_hour else None
+        price = records.EndpointPrice(per_hour, shared_by, datetime.now(UTC)) if per_hour else None
         sums = records.sums(database, begin, groups, price)
     if as_csv:
         _print_csv(sums, groups)
@@ -88,9 +82,7 @@ def _begin(since: str) -> datetime:
 
 
 def _flat(row: Sum) -> dict[str, Any]:
-    document = row.model_dump(mode="json")
-    group: dict[str, Any] = document.pop("group")
-    return group | document
+    return {**row.group, **row.model_dump(mode="json", exclude={"group"})}
 
 
 def _print_csv(rows: list[Sum], groups: list[str]) -> None:

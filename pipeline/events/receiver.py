@@ -31,11 +31,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.events.admission import ForwardedPushes, PushAdmission
-from pipeline.events.forwarding import Forwarder
-from pipeline.events.providers import PROVIDERS
-from pipeline.events.push import Push
-from pipeline.events.secret import optional_secret, secret
+from pipeline.events.forwarding import ForwardedPushes, Forwarder, PushAdmission, optional_secret, secret
+from pipeline.events.push import PROVIDERS, Push
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, EventRefused, PortInUse
 from stages.parts.base.log import say
 

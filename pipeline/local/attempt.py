@@ -41,11 +41,7 @@ class Prepared:
 
     @classmethod
     def of(
-        cls,
-        template: Template,
-        volumes: Mapping[str, Volume],
-        mounts: Mapping[str, Path],
-        lookup: Callable[[str], str],
+        cls, template: Template, volumes: Mapping[str, Volume], mounts: Mapping[str, Path], lookup: Callable[[str], str]
     ) -> Prepared:
         """Resolve the references of *template*. Raises: Unresolved: by *lookup*."""
         program = template.program
@@ -105,7 +101,10 @@ class Attempt:
             if node.attempts > 1:
                 log.write(f"\n--- attempt {node.attempts} ---\n".encode())
             self._log_start = log.tell()
-            self._process = Contained(interpreted(spec.command), output=log, environment={**environment, **variables})
+            # With -P, modules in the working directory don't hide installed ones.
+            interpreter = [sys.executable, "-P"] if spec.command[0] == "python" else spec.command[:1]
+            command = [*interpreter, *spec.command[1:]]
+            self._process = Contained(command, output=log, environment={**environment, **variables})
         self._thread = threading.Thread(target=self._wait, name=f"attempt {node.name}", daemon=True)
         self._thread.start()
 
@@ -159,11 +158,6 @@ def translated(value: str, folders: Mapping[str, Path]) -> str:
         if value == mount or value.startswith(mount.rstrip("/") + "/"):
             return str(folders[mount] / value[len(mount) :].strip("/"))
     return value
-
-
-def interpreted(command: tuple[str, ...]) -> list[str]:
-    """Replace ``python`` by this interpreter. With -P, modules in the working directory don't hide installed ones."""
-    return [sys.executable, "-P", *command[1:]] if command[0] == "python" else list(command)
 
 
 def code_path(environment: Mapping[str, str]) -> dict[str, str]:

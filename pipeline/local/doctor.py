@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.local.resources import MachineResources
-from pipeline.runs.checks import Finding, missing, ok, warning
+from pipeline.runs.tables import Finding, missing, ok, warning
 from pipeline.settings.config import RunConfig
 from scoring.units import GIB
+from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
-from stages.parts.machine.hardware import hardware
-from stages.parts.machine.processor import Processor, cpu_dtype, processor
+from stages.parts.machine.hardware import Processor, cpu_dtype, hardware, processor
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
 MINIMUM_FREE_BYTES: Final = 10 * GIB
@@ -112,13 +111,13 @@ def _disk(store: Path) -> Finding:
 
 
 def _port(host: str, port: int) -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return warning(f"{host}:{port}: {error.strerror}", "--set serving.port=0 takes a free one")
-    return ok(f"{host}:{port} is free")
+    from stages.parts.vllm.server import reserved_port
+
+    try:
+        with reserved_port(host, port):
+            return ok(f"{host}:{port} is free")
+    except SlipwayError as error:
+        return warning(str(error), error.hint)
 
 
 def _hub() -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import secrets
 import sys
@@ -13,10 +14,10 @@ from typing import Any, Final
 
 from rich.console import Group
 
-from pipeline.local.folder import RunFolders, read_run
+from pipeline.local.folder import WORKFLOW, RunFolders, read_run
 from pipeline.local.resources import MachineResources
 from pipeline.local.runs import LocalRun
-from pipeline.runs.engine import Printout, RunRequest, choose_run
+from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.progress import observer_for
 from pipeline.runs.state import failure
 from pipeline.runs.tables import score_table
@@ -52,22 +53,24 @@ class LocalEngine:
         return sorted(runs, key=lambda run: run.id, reverse=True)
 
     def find(self, name: str) -> LocalRun:
-        runs = {run.id: run for run in self.runs()}
-        return runs[choose_run(name, [*runs], str(self.store))]
+        return choose_run(name, {run.id: run for run in self.runs()}, str(self.store))
 
-    def start(self, config: RunConfig, request: RunRequest) -> Printout:
+    def start(
+        self, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False, force: bool = False
+    ) -> Printout:
+        del force  # runs of one model wait for each other
         from pipeline.planning.refusal import decide_before
 
-        name = ModelName.parse(request.model)
-        model, store = str(name.directory or name.source), name.store(self.store)
-        parameters = arguments(config, model, request.revision, serve=request.serve, refresh=request.refresh)
-        if request.serve:
+        name = ModelName.parse(model)
+        store = name.store(self.store)
+        parameters = arguments(config, str(name.directory or name.source), revision, serve=serve, refresh=refresh)
+        if serve:
             _check_port(store, config.serving)
-        decide_before(config, name, request.revision, store)
+        decide_before(config, name, revision, store)
         return _execute(render(config), parameters, store)
 
     def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
-        executed = self.find(name).workflow()
+        executed = json.loads((self.find(name).path / WORKFLOW).read_text(encoding="utf-8"))
         parameters = executed["arguments"]
         if {"model", "revision"} <= parameters.keys():  # a local directory may have changed since
             parameters["resolve-key"] = resolve_key(parameters["model"], parameters["revision"], hub=hub_here())

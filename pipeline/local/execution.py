@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from pipeline.local import shared
 from pipeline.local.attempt import Prepared
-from pipeline.local.folder import LOGS, RunFolders, opened, save
-from pipeline.local.job import ActiveDag, Job, Scope
+from pipeline.local.folder import LOCKS, LOGS, MEMO, RunFolders, hold, memo_path, opened, save
 from pipeline.local.manifest import substitute
 from pipeline.local.resources import MachineResources, Pool
 from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Runner, Signal
-from pipeline.local.workflow import parse
+from pipeline.local.workflow import ActiveDag, Job, Scope, parse
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import Phase, RunState
 from stages.parts.base.errors import ConfigError, Interrupted, SlipwayError
@@ -88,10 +86,10 @@ class _Run(Runner):
     def _lock(self, locks: contextlib.ExitStack) -> bool:
         """Hold the workflow's mutexes as long as *locks* is open; False if a signal comes first."""
         mutexes = self.workflow.spec.synchronization.names(Scope(self._values()))
-        while busy := shared.hold(locks, self.folders.shared / shared.LOCKS, mutexes):
+        while busy := hold(locks, self.folders.shared / LOCKS, mutexes):
             if self.state.message != (message := f"waiting for {busy}"):
                 self.state.message = message
-                self.run_changed()
+                self.show()
                 save(self.folders.run, self.state)
             with contextlib.suppress(queue.Empty):
                 self.take_in(self.events.get(timeout=POLL_S))
@@ -104,7 +102,7 @@ class _Run(Runner):
         limit_s = self.workflow.spec.active_deadline_seconds
         state.phase, state.message, state.started_at = "Running", "", datetime.now(UTC)
         self.deadline = time.monotonic() + limit_s if limit_s is not None else NEVER
-        self.run_changed()
+        self.show()
         save(self.folders.run, state)  # before there is a task that can be stopped or resumed
         culprit = self.complete(ActiveDag.of(self.workflow, state, self.workflow.entrypoint, self._values()))
         phase, message = self._verdict(culprit)
@@ -144,7 +142,11 @@ class _Run(Runner):
             while self.changed:  # the end of an inner dag can let other tasks start
                 self.changed = self.waits_for_lock = False
                 self._advance(dag)
-            self._name_suspended()
+            waiting = [job.node.name for job in self.jobs.values() if job.suspended]
+            message = f"{SUSPENDED} at {', '.join(waiting)}" if waiting else ""
+            if message != self.state.message:
+                self.state.message = message
+                self.show()
             if self.unsaved:  # after the starts, so that they do not wait for the disk
                 save(self.folders.run, self.state)
                 self.unsaved = False
@@ -199,8 +201,8 @@ class _Run(Runner):
         """Return the values of the references in a task's template; also sets the file that keeps its outputs."""
         scope, memoize = Scope({**job.dag.base, **job.inputs()}), job.template.memoize
         if memoize:
-            job.memo = shared.memo_path(
-                self.folders.shared / shared.MEMO, memoize.cache.config_map.name, substitute(memoize.key, scope)
+            job.memo = memo_path(
+                self.folders.shared / MEMO, memoize.cache.config_map.name, substitute(memoize.key, scope)
             )
         return scope
 
@@ -227,13 +229,6 @@ class _Run(Runner):
                 self.succeed(job, inner.outputs())
             except ConfigError as error:
                 self.end(job, "Error", str(error), error.hint)
-
-    def _name_suspended(self) -> None:
-        waiting = [job.node.name for job in self.jobs.values() if job.suspended]
-        message = f"{SUSPENDED} at {', '.join(waiting)}" if waiting else ""
-        if message != self.state.message:
-            self.state.message = message
-            self.run_changed()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,13 @@
-"""A run's folder: ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``, and in ``resume/`` a
-file for each suspended task that was resumed and that the engine has not seen yet.
+"""The engine's files: those of a run, and what all runs of a store share.
 
-The engine holds a lock on ``.lock`` while it lives. If a run says that it is running and its lock is free, the engine
+A run's folder has ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``, and in ``resume/`` a
+file for each suspended task that was resumed and that the engine has not seen yet. The engine holds a lock on
+``.lock``, which has its process id, while it lives. If a run says that it is running and its lock is free, the engine
 was killed; ``read_run`` then reports the run as interrupted.
+
+Runs share mutexes, which are locks on files, and the outputs of memoized tasks, one small JSON file for each key. The
+kernel releases locks when the engine ends, however it ends. A hit does not restore files that the task wrote: memoize
+only tasks that compute values.
 """
 
 from __future__ import annotations
@@ -10,15 +15,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.runs.state import RunState
-from stages.parts.base.errors import ConfigError, MissingRun
+from stages.parts.base.errors import Busy, ConfigError, MissingRun
 from stages.parts.base.store import exclusive, full_disk_as_error, write_json
 
 STATE: Final = "run.json"
@@ -30,6 +39,10 @@ SCRATCH: Final = "scratch"
 RESUMED: Final = "resume"
 LONGEST: Final = 150
 """Bytes of a node's name in a file name. File systems allow 255, and a suffix is added."""
+LOCKS, MEMO = "locks", "memo"
+"""Their folders."""
+KEY: Final = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+"""Argo's rule for keys (workflow/controller/cache)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,7 @@ def opened(folder: Path, manifest: Mapping[str, Any], state: RunState) -> Iterat
         if (folder / STATE).exists():
             raise ConfigError(f"{folder} holds a run already", hint="a new run needs a new name")
         with writable(folder):
+            (folder / LOCK).write_text(str(os.getpid()))
             write_json(
                 folder / WORKFLOW, {"name": state.name, "arguments": state.arguments, "manifest": dict(manifest)}
             )
@@ -70,7 +84,7 @@ def save(folder: Path, state: RunState) -> None:
 def read_run(folder: Path) -> RunState:
     """Read the current state of the run in *folder*; works in any process."""
     state = _read(folder)
-    if state.finished_at is None and not _alive(folder):
+    if state.finished_at is None and engine_of(folder) is None:
         state = _read(folder)  # the engine may have written the last state in between
         if state.finished_at is None:
             state.phase, state.message = "Interrupted", "the engine ended before the run did"
@@ -89,15 +103,14 @@ def _read(folder: Path) -> RunState:
         ) from error
 
 
-def _alive(folder: Path) -> bool:
-    try:
-        with (folder / LOCK).open() as file:
+def engine_of(folder: Path) -> int | None:
+    """Return the process that holds the lock of the run in *folder*, 0 if it does not say so; None if there is none."""
+    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open() as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        except BlockingIOError:
+            return int(file.read() or 0)
+    return None
 
 
 def safe(node: str) -> str:
@@ -143,3 +156,42 @@ def writable(folder: Path) -> Iterator[None]:
             f"cannot use {folder} as the run's folder: {error.strerror}",
             hint="check its rights, or choose another store with --store",
         ) from error
+
+
+def hold(stack: contextlib.ExitStack, folder: Path, mutexes: Iterable[str]) -> str | None:
+    """Hold *mutexes* until *stack* is closed. If one is held elsewhere, hold none and return its title. Never waits."""
+    for title, file in ((f"mutex {name}", quote(name, safe="")) for name in mutexes):
+        try:
+            stack.enter_context(exclusive(folder / file, title, wait=False))
+        except Busy:
+            stack.close()
+            return title
+    return None
+
+
+class MemoEntry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    template: str
+    run: str
+    """The run that computed it."""
+    created_at: datetime
+    outputs: dict[str, str]
+
+
+def memo_path(folder: Path, cache: str, key: str) -> Path:
+    if not KEY.fullmatch(key):
+        raise ConfigError(
+            f"memoize.key {key!r} must be letters, digits and '-'", hint="pass a sha256 as hex instead of the text"
+        )
+    return folder / cache / f"{key}.json"
+
+
+def remembered(path: Path, max_age_s: float | None) -> MemoEntry | None:
+    """Read the entry; None if there is none, it was created more than *max_age_s* ago, or it is damaged."""
+    try:
+        entry = MemoEntry.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    age_s = (datetime.now(UTC) - entry.created_at).total_seconds()
+    return entry if max_age_s is None or age_s <= max_age_s else None

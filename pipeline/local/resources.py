@@ -32,12 +32,6 @@ class ResourceRequest:
     memory_bytes: int = 0
     gpus: int = 0
 
-    def lacking_gpus(self, capacity: MachineResources) -> str:
-        """Say which GPUs a task that asks for this lacks on a machine; empty if it lacks none."""
-        if self.gpus <= len(capacity.gpus):
-            return ""
-        return f"asks for {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine has {len(capacity.gpus)}"
-
 
 @dataclass(frozen=True)
 class MachineResources:

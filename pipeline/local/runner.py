@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
-from pipeline.local import shared
 from pipeline.local.attempt import Attempt, Ended, Prepared, code_path
-from pipeline.local.folder import RunFolders, log_file, take_resumed
-from pipeline.local.job import Job
+from pipeline.local.folder import LOCKS, MemoEntry, RunFolders, hold, log_file, remembered, take_resumed
 from pipeline.local.resources import Pool, environment_of
-from pipeline.local.workflow import Workflow
+from pipeline.local.workflow import Job, Workflow
 from pipeline.runs.progress import RunObserver
-from pipeline.runs.state import FailedAttempt, Node, Phase, RunState
+from pipeline.runs.state import FailedAttempt, Phase, RunState
+from stages.parts.base.store import write_json
 
 POLL_S: Final = 0.05
 """The interval at which a lock that another process holds is tried."""
@@ -79,12 +78,12 @@ class Runner:
     def begin(self, job: Job, message: str) -> None:
         """Mark a DAG, a fan-out or a suspension, which has no process, as running."""
         job.node.phase, job.node.message, job.node.started_at = "Running", message, datetime.now(UTC)
-        self._node_changed(job.node)
+        self.show()
         self.changed = True
 
     def start(self, job: Job, prepared: Prepared) -> None:
         """Start an attempt, unless its result is known or it has to wait."""
-        if busy := shared.hold(job.locks, self.folders.shared / shared.LOCKS, prepared.mutexes):
+        if busy := hold(job.locks, self.folders.shared / LOCKS, prepared.mutexes):
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
             return
@@ -103,12 +102,12 @@ class Runner:
         job.running = Attempt(node, prepared, share, environment, self.folders.run, self.events.put)
         node.phase, node.message, node.hint, node.exit_code = "Running", "", "", None
         node.log = log_file(node.name)
-        self._node_changed(node)
+        self.show()
 
     def ended_by_memo(self, job: Job) -> bool:
         """End a task whose outputs an earlier run has kept; False if none has."""
         memoize = job.template.memoize
-        entry = shared.remembered(job.memo, memoize.max_age) if memoize and job.memo else None
+        entry = remembered(job.memo, memoize.max_age) if memoize and job.memo else None
         if entry is None:
             return False
         job.release()
@@ -120,7 +119,8 @@ class Runner:
         """End a task that succeeded, and keep its outputs for other runs if it is memoized."""
         job.node.outputs = outputs
         if job.memo:
-            shared.remember(job.memo, template=job.node.template, run=self.state.name, outputs=outputs)
+            template, run = job.node.template, self.state.name
+            write_json(job.memo, MemoEntry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs))
         self.end(job, "Succeeded", "")
 
     def await_events(self) -> None:
@@ -188,21 +188,18 @@ class Runner:
     def wait_for(self, job: Job, message: str) -> None:
         if job.node.message != message:
             job.node.message = message
-            self._node_changed(job.node)
+            self.show()
 
     def end(self, job: Job, phase: Phase, message: str, hint: str = "") -> None:
         node = job.node
         node.phase, node.message, node.hint, node.finished_at = phase, message, hint, datetime.now(UTC)
         self.changed = True
-        self._node_changed(node)
+        self.show()
 
-    def _node_changed(self, node: Node) -> None:
+    def show(self) -> None:
+        """Tell the observer of a change, and let it be saved."""
         self.unsaved = True
-        self.observer.node_changed(self.state, node)
-
-    def run_changed(self) -> None:
-        self.unsaved = True
-        self.observer.run_changed(self.state)
+        self.observer.changed(self.state)
 
     def leave_nothing_running(self) -> None:
         """End every attempt after an error of the engine itself, such as a full disk, before the error is shown."""

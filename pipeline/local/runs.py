@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import time
@@ -15,7 +13,7 @@ from typing import Any, Final
 
 from rich.console import Group
 
-from pipeline.local.folder import LOCK, WORKFLOW, log_file, read_run, resume
+from pipeline.local.folder import engine_of, log_file, read_run, resume
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
@@ -58,11 +56,6 @@ class LocalRun:
     def outcome(self) -> str | None:
         return self.decision.outcome if self.decision else None
 
-    def workflow(self) -> dict[str, Any]:
-        """Read what the run executed: its ``manifest`` and its ``arguments``."""
-        executed: dict[str, Any] = json.loads((self.path / WORKFLOW).read_text(encoding="utf-8"))
-        return executed
-
     def show(self) -> Printout:
         parts: list[Any] = [f"{self.state.model}  run {self.id}  {self.state.phase}\n", tasks_table(self)]
         if self.decision:
@@ -100,9 +93,7 @@ class LocalRun:
 
     def stop(self) -> bool:
         """Ask the engine to stop the run's tasks and write its report, and wait; False if the run has ended."""
-        lock = self.path / LOCK
-        engine = _engine(lock)
-        if engine is None:
+        if not (engine := engine_of(self.path)):
             return False
         try:
             os.kill(engine, signal.SIGTERM)
@@ -110,7 +101,7 @@ class LocalRun:
             raise ConfigError(f"run {self.id} belongs to another user (process {engine})") from error
         except ProcessLookupError:  # it has just ended
             return False
-        while _engine(lock) == engine:
+        while engine_of(self.path) == engine:
             time.sleep(FOLLOW_S)
         return True
 
@@ -121,22 +112,4 @@ class LocalRun:
 def folder(store: Path, name: str) -> Path:
     """Find the folder of a run by its id, the beginning of its id, or 'latest', also of one that a cluster made."""
     newest_first = sorted(store.glob("*/runs/*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    folders = {path.name: path for path in newest_first}
-    return folders[choose_run(name, [*folders], str(store))]
-
-
-def _engine(lock: Path) -> int | None:
-    """Return the process that holds a run's lock, as the kernel reports it."""
-    import psutil
-
-    try:
-        inode = lock.stat().st_ino
-        entries = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    except OSError:
-        return None
-    for entry in entries:
-        if entry[1] == "FLOCK" and entry[5].rpartition(":")[2] == str(inode):
-            with contextlib.suppress(psutil.Error):  # inodes are unique only within one file system: check the path
-                if any(Path(file.path) == lock.resolve() for file in psutil.Process(int(entry[4])).open_files()):
-                    return int(entry[4])
-    return None
+    return choose_run(name, {path.name: path for path in newest_first}, str(store))

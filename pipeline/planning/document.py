@@ -17,8 +17,9 @@ from pipeline.planning.refusal import place_of, requirements
 from pipeline.settings.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
-from scoring.capacity.assumptions import ASSUMPTIONS
+from scoring.capacity.assumptions import ASSUMPTIONS, Assumption
 from scoring.capacity.families import read_architecture
+from scoring.capacity.memory import Demand, contradictions
 from scoring.capacity.plan import Option, PlanRequest, Targets, options
 from scoring.capacity.speed import Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
@@ -31,15 +32,6 @@ from stages.parts.vllm.prediction import calibrations
 from stages.parts.vllm.sizing import memory_settings
 
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
-
-
-class Assumed(PlanRecord):
-    """A figure that is assumed because it was not measured."""
-
-    name: str
-    value: float
-    unit: str
-    reason: str
 
 
 class Calibrated(PlanRecord):
@@ -100,7 +92,7 @@ class PlanDocument(PlanRecord):
     that on the GPUs with the least memory in total. Those that do not fit, or that no run would come to, are last."""
     automatic: tuple[Automatic, ...]
     calibrations: tuple[Calibrated, ...]
-    assumptions: tuple[Assumed, ...]
+    assumptions: tuple[Assumption, ...]
 
 
 def make_plan(
@@ -129,7 +121,10 @@ def make_plan(
     try:
         model = read_architecture(described.config)
         context = context or (length if isinstance(length, int) else model.longest_context)
-        _refuse_context(context, sum(workload.longest()), model.longest_context)
+        longest_request = sum(workload.longest())
+        for why in contradictions(model, Demand(context=context, longest_request=longest_request)):
+            span = f"from {longest_request} to {model.longest_context}"
+            raise ConfigError(why, hint=f"set a --context {span}, or name another --workload")
         required = Requirements(config.serving, config.workload, config.optimize).of(described)
         request = PlanRequest(
             model=with_stored(model, described.parameters),
@@ -137,7 +132,7 @@ def make_plan(
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
             requests=Requests(workload.prompt_tokens, workload.output_tokens),
-            longest_request=sum(workload.longest()),
+            longest_request=longest_request,
             peak=peak or workload.concurrency,
             targets=targets or (Targets(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms) if slo else Targets()),
             calibrations=calibrations(store.root, accelerators) if store else {},
@@ -149,19 +144,6 @@ def make_plan(
         ) from error
     runs = automatic(described, config, accelerators, store)
     return _document(described, config, request, layouts, runs)
-
-
-def _refuse_context(context: int, longest_request: int, longest_context: int) -> None:
-    if context > longest_context:
-        raise ConfigError(
-            f"the model was made for {longest_context:,} tokens, not for {context:,}",
-            hint=f"--context {longest_context}, or leave it out",
-        )
-    if context < longest_request:
-        raise ConfigError(
-            f"the workload's requests have up to {longest_request:,} tokens, and the context {context:,}",
-            hint="set a larger --context, or name another --workload",
-        )
 
 
 def parse_targets(text: str) -> Targets:
@@ -187,10 +169,7 @@ def choose_accelerators(catalogue: Mapping[str, Accelerator], names: str | None)
 
 
 def automatic(
-    described: Description,
-    config: RunConfig,
-    accelerators: Mapping[str, Accelerator],
-    store: ModelStore | None = None,
+    described: Description, config: RunConfig, accelerators: Mapping[str, Accelerator], store: ModelStore | None = None
 ) -> tuple[Automatic, ...]:
     """Decide the serving settings that a run would take on each type of GPU. The *store* may have answers of the
     reference."""
@@ -282,8 +261,8 @@ def _document(
         commit=described.commit,
         model_type=model.model_type,
         parameters=count_parameters(model),
-        kv_bytes_per_token=model.kv_bytes_per_token(),
-        state_bytes_per_sequence=model.cache_bytes(0),
+        kv_bytes_per_token=model.kv_bytes(1),
+        state_bytes_per_sequence=model.state_bytes(),
         stored_bytes={name: stored_bytes(model, storage) for name, storage in request.formats.items()},
         context=request.settings.context,
         workload=config.workload.name,
@@ -295,7 +274,7 @@ def _document(
         options=_offered(layouts, runs),
         automatic=tuple(_naming_more_nodes(run, layouts, described.form.name) for run in runs),
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
-        assumptions=tuple(Assumed(**vars(figure)) for figure in ASSUMPTIONS),
+        assumptions=ASSUMPTIONS,
     )
 
 

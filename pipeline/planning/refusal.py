@@ -29,7 +29,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.answers import are_kept
 from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here, refuse_contradictions
-from stages.parts.vllm.model_classes import refuse_without_torchvision
+from stages.parts.vllm.support import refuse_without_torchvision
 
 Answer = TypeVar("Answer")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from stages.parts.base.errors import MissingRun
 
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from pipeline.runs.state import RunState
     from pipeline.settings.config import RunConfig
 
+AnyRun = TypeVar("AnyRun")
 LATEST: Final = "latest"
 """What commands take for the newest run."""
 
@@ -25,21 +25,6 @@ class Printout(NamedTuple):
     """A string, or anything that rich can draw."""
     failure: Exception | None = None
     """What the command fails with after it has printed this."""
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What ``slipway run`` runs, and how."""
-
-    model: str
-    """A name on the Hub, or a local directory."""
-    revision: str
-    serve: bool
-    """Whether the winner is served at the end."""
-    refresh: bool = False
-    """Whether the Hub is asked again which commit a revision is."""
-    force: bool = False
-    """Whether another run starts even if the same one is active, on a cluster."""
 
 
 class PipelineRun(Protocol):
@@ -93,8 +78,16 @@ class PipelineEngine(Protocol):
     def no_runs(self) -> str:
         """What to tell if there are no runs: how to start one."""
 
-    def start(self, config: RunConfig, request: RunRequest) -> Printout:
+    def start(
+        self, config: RunConfig, model: str, revision: str, *, serve: bool, refresh: bool = False, force: bool = False
+    ) -> Printout:
         """Start a run, and wait until it has succeeded, unless the engine was told not to.
+
+        Args:
+            model: a name on the Hub, or a local directory.
+            serve: leave the winner serving at the end.
+            refresh: ask the Hub again which commit a revision is.
+            force: start another run even if the same one is active, on a cluster.
 
         Raises:
             ConfigError: the model's name or the settings can't be used; nothing was started.
@@ -114,15 +107,16 @@ class PipelineEngine(Protocol):
         """Find a run by its id, the beginning of its id, or 'latest'. Raises: as ``choose_run``."""
 
 
-def choose_run(name: str, ids: Sequence[str], place: str) -> str:
-    """Return the id in *ids*, the newest first, that *name* means: an id, the beginning of one, or 'latest'.
+def choose_run(name: str, runs: Mapping[str, AnyRun], place: str) -> AnyRun:
+    """Return the one of *runs* by id, the newest first, that *name* means: an id, the beginning of one, or 'latest'.
 
     Raises: MissingRun: it means none, or more than one.
     """
-    if name in ids:
-        return name
+    if name in runs:
+        return runs[name]
+    ids = [*runs]
     matches = ids[:1] if name == LATEST else [run for run in ids if run.startswith(name)]
     if len(matches) == 1:
-        return matches[0]
+        return runs[matches[0]]
     problem = "matches several runs" if matches else "is not a run"
     raise MissingRun(f"{name!r} {problem} in {place}", hint=f"the latest: {', '.join(ids[:5]) or 'none yet'}")

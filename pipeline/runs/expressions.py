@@ -124,7 +124,12 @@ class _Parser:
             raise self.mistake(f"a comparison ({', '.join(COMPARISONS)}) is missing after {left.text!r}")
         comparison = TextComparison(left, operation, self._operand())
         if operation == "matches":
-            self._check_pattern(comparison.right)
+            if not comparison.right.quoted:
+                raise self.mistake("'matches' needs a pattern in quotes on its right")
+            try:
+                re.compile(comparison.right.text)
+            except re.error as error:
+                raise self.mistake(f"{comparison.right.text!r} is not a regular expression: {error}") from error
         return comparison
 
     def _operand(self) -> Operand:
@@ -137,14 +142,6 @@ class _Parser:
             # Inside quotes a backslash stands for the next character only before a quote or a backslash.
             return Operand(re.sub(r"\\([\\'\"])", r"\1", token[1:-1]), quoted=True)
         return Operand(token)
-
-    def _check_pattern(self, operand: Operand) -> None:
-        if not operand.quoted:
-            raise self.mistake("'matches' needs a pattern in quotes on its right")
-        try:
-            re.compile(operand.text)
-        except re.error as error:
-            raise self.mistake(f"{operand.text!r} is not a regular expression: {error}") from error
 
     def _take(self, symbol: str) -> bool:
         if self.tokens and self.tokens[0] == symbol:

@@ -28,9 +28,8 @@ MARKS: Final[dict[Phase, tuple[str, str]]] = {
 class RunObserver(Protocol):
     """Shows every change of a run. It must not block, and must not change the states, which belong to the engine."""
 
-    def run_changed(self, run: RunState) -> None: ...
-
-    def node_changed(self, run: RunState, node: Node) -> None: ...
+    def changed(self, run: RunState) -> None:
+        """Show that the run, or a node of it, may have changed."""
 
     def finished(self, run: RunState) -> None:
         """Show the end. This is called once, also after an error of the engine."""
@@ -41,18 +40,28 @@ class Lines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._shown = {"": ("", "")}
+        """The phase and message of each node, and under an empty name of the run, as they were shown last."""
 
-    def run_changed(self, run: RunState) -> None:
+    def finished(self, run: RunState) -> None:
+        self._shown[""] = (run.phase, run.message)
+        self.changed(run)
         self._say(run, run.name, run.phase, run.message, run.seconds)
 
-    finished = run_changed
+    def changed(self, run: RunState) -> None:
+        if self._is_new("", run.phase, run.message):
+            self._say(run, run.name, run.phase, run.message, run.seconds)
+        for node in run.nodes:
+            phase = "Cached" if node.cached else node.phase
+            if self._is_new(node.name, phase, node.message):
+                self._say(run, node.name, phase, run.message_of(node), node.seconds if node.finished else None)
+                if node.hint:
+                    self._stream.write(f"         hint: {node.hint}\n")
+                    self._stream.flush()
 
-    def node_changed(self, run: RunState, node: Node) -> None:
-        phase = "Cached" if node.cached else node.phase
-        self._say(run, node.name, phase, run.message_of(node), node.seconds if node.finished else None)
-        if node.hint:
-            self._stream.write(f"         hint: {node.hint}\n")
-            self._stream.flush()
+    def _is_new(self, name: str, phase: str, message: str) -> bool:
+        former, self._shown[name] = self._shown.get(name, ("Pending", "")), (phase, message)
+        return former != (phase, message)
 
     def _say(self, run: RunState, name: str, phase: str, message: str, seconds: float | None) -> None:
         width = max(len(title) for title in (run.name, *(node.name for node in run.nodes)))
@@ -70,16 +79,13 @@ class Tree:
         self._live: Live | None = None
         self._run: RunState | None = None
 
-    def run_changed(self, run: RunState) -> None:
+    def changed(self, run: RunState) -> None:
         from rich.live import Live
 
         self._run = run
         if self._live is None:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=8)
             self._live.start()
-
-    def node_changed(self, run: RunState, node: Node) -> None:  # noqa: ARG002 - the whole tree is drawn again
-        self._run = run
 
     def finished(self, run: RunState) -> None:
         self._run = run

@@ -1,9 +1,10 @@
-"""Tables of runs and decisions: rich tables on a terminal, plain text in a pipe."""
+"""Tables of runs, decisions and what checks find: rich tables on a terminal, plain text in a pipe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,10 @@ from pipeline.runs.progress import duration
 from scoring.metrics import shown
 from stages.parts.records.production import Production
 
+METRIC_HEADINGS = {"quality": "Quality", "latency": "ms", "throughput": "tok/s", "memory": "Weights"}
+METRIC_DIGITS = {"quality": 4, "latency": 1, "throughput": 1}
+PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrupted": "red", "Running": "cyan"}
+
 
 def plain_table(*headings: str, right: Sequence[str] = (), **options: Any) -> Table:
     """Make a table without lines. The columns with the headings *right* are aligned on the right."""
@@ -20,11 +25,6 @@ def plain_table(*headings: str, right: Sequence[str] = (), **options: Any) -> Ta
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return table
-
-
-METRIC_HEADINGS = {"quality": "Quality", "latency": "ms", "throughput": "tok/s", "memory": "Weights"}
-METRIC_DIGITS = {"quality": 4, "latency": 1, "throughput": 1}
-PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrupted": "red", "Running": "cyan"}
 
 
 def score_table(decision: Production) -> Table:
@@ -82,3 +82,15 @@ def tasks_table(run: PipelineRun) -> Table:
 
 def _took(seconds: float | None) -> str:
     return "–" if seconds is None else duration(seconds)
+
+
+class Finding(NamedTuple):
+    state: Literal["ok", "warning", "missing"]
+    found: str
+    hint: str = ""
+    """What to do about it."""
+
+
+ok: Final = partial(Finding, "ok")
+warning: Final = partial(Finding, "warning")
+missing: Final = partial(Finding, "missing")

@@ -56,17 +56,13 @@ class RunConfig(Settings):
         return self.platform.cluster
 
     @model_validator(mode="after")
-    def _makes_the_reference(self) -> Self:
-        name = self.profile.reference_variant
-        if name and name not in self.optimize.variants:
+    def _possible(self) -> Self:
+        reference = self.profile.reference_variant
+        if reference and reference not in self.optimize.variants:
             raise ValueError(
-                f"optimize.variants: {name}, with which the others are compared, is not among them: add it, or name "
-                "another one, or fixed values, in profile.reference"
+                f"optimize.variants: {reference}, with which the others are compared, is not among them: add it, or "
+                "name another one, or fixed values, in profile.reference"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _possible_on_the_platform(self) -> Self:
         if self.platform.serves_on != LOCAL:
             fields, name = AskedServing.model_fields, self.platform.name
             _refuse(
@@ -209,3 +205,29 @@ def assign(data: dict[str, Any], assignment: str) -> None:
         place[field] = yaml.safe_load(text)
     except yaml.YAMLError:
         place[field] = text
+
+
+def served_by_kserve(config: RunConfig) -> KServe:
+    """Return the settings of the platform's KServe. Raises: ConfigError: the platform serves on this machine."""
+    if config.platform.serves_on == LOCAL:
+        raise ConfigError(
+            f"the platform {config.platform.name} serves on this machine, not on KServe", hint="choose --platform"
+        )
+    return kserve_settings(config)
+
+
+def kserve_settings(config: RunConfig) -> KServe:
+    """Complete ``config.kserve`` with the platform's volume, namespace, nodes and, if it has no GPUs, image."""
+    platform, settings = config.platform, config.kserve
+    if platform.cluster is None:
+        return settings
+    changes: dict[str, Any] = {"claim": platform.claim, "namespace": settings.namespace or platform.namespace}
+    if platform.stages.evaluate.gpus:
+        nodes = platform.cluster.gpu
+        changes["node_selector"] = nodes.selector | settings.node_selector
+        changes["tolerations"] = (*nodes.tolerations, *settings.tolerations)
+    else:
+        changes["gpu"] = None
+        if settings.image == KServe().image:  # it is for GPUs: the image that measured the release also serves it
+            changes["image"] = platform.image_of("evaluate")
+    return settings.model_copy(update=changes)

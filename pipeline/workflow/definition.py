@@ -87,8 +87,11 @@ def workflow_template(config: RunConfig) -> Object:
     about, of_run = titled("Slipway", description), titled(workflow_parameter("model"), RUN_DESCRIPTION)
     # Two runs of one model would write the same paths; the lock is held until the run's end.
     lock = models.Mutex(name="model-{{workflow.parameters.model-directory}}")
+    # The configuration's settings are the defaults of a run's parameters.
+    values = dict.fromkeys(GIVEN, MISSING) | {"revision": "main", "serve": "true"} | settings_of(config)
+    parameters = [(name, description) for name, description in PARAMETERS.items() if name in values]
     with WorkflowTemplate(
-        arguments=_parameters(config),
+        arguments=[Parameter(name=name, value=values[name], description=text) for name, text in parameters],
         on_exit=exit_handler(platform),
         synchronization=models.Synchronization(mutexes=[lock]),
         **pods.of_workflow(platform, NAME, about, of_run),
@@ -106,13 +109,6 @@ def workflow_template(config: RunConfig) -> Object:
             _serving_tasks(platform, config.rollout)
     compiled: Object = template.to_dict()
     return compiled
-
-
-def _parameters(config: RunConfig) -> list[Parameter]:
-    """Declare the parameters of a run, with the configuration's settings as defaults."""
-    values = dict.fromkeys(GIVEN, MISSING) | {"revision": "main", "serve": "true"} | settings_of(config)
-    names = (name for name in PARAMETERS if name in values)
-    return [Parameter(name=name, value=values[name], description=PARAMETERS[name]) for name in names]
 
 
 def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:

@@ -8,8 +8,7 @@ import os
 import uuid
 from typing import Final
 
-from pipeline.settings.config import RunConfig
-from pipeline.settings.serving import kserve_settings
+from pipeline.settings.config import RunConfig, kserve_settings
 from stages.parts.base.store import canonical_json, directory_name
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL

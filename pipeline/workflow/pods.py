@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hera.workflows import Env, Resources, models
+from hera.workflows import Env, Parameter, Resources, models
 
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, STORE_MOUNT, Platform, Stage
 from stages.parts.base.program import OUTPUTS_VARIABLE
@@ -138,6 +138,11 @@ def environment(platform: Platform, *further: Env) -> list[Env]:
         *further,
         *(Env(name=name, value=value) for name, value in general.items()),
     ]
+
+
+def output(name: str, default: str | None = None) -> Parameter:
+    """Return an output that a program writes to a file of its name."""
+    return Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}", default=default))
 
 
 def volumes(platform: Platform) -> list[models.Volume]:

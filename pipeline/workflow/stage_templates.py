@@ -10,9 +10,9 @@ from typing import Final
 from hera import workflows as hera
 from hera.workflows import Env, Parameter, SecretEnv, models
 
+from pipeline.runs.state import LEFT_OUT
 from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
-from pipeline.workflow.pods import OUTPUTS_MOUNT
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.base.program import RUN_VARIABLE
@@ -68,10 +68,8 @@ class StageTemplate:
     """The stage's, unless it has several templates."""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    secrets: tuple[SecretEnv, ...] = ()
-    variables: tuple[Env, ...] = ()
+    env: tuple[Env | SecretEnv, ...] = ()
     mutex: str | None = None
-    pod_spec_patch: str | None = None
 
 
 def add_templates(platform: Platform) -> None:
@@ -84,17 +82,11 @@ def add_templates(platform: Platform) -> None:
 
 
 def _templates(platform: Platform) -> Iterator[StageTemplate]:
-    stages = platform.stages
-    hub = (HUB_TOKEN,)
-    resolve = _flags("model", "revision")
-    yield StageTemplate("resolve", stages.resolve, resolve, outputs=(COMMIT,), secrets=hub)
-    commit = ("--commit", _input("commit"))
-    yield StageTemplate(
-        *("acquire", stages.acquire, (*resolve, *commit, *_flags("serving"))),
-        inputs=("commit",),
-        outputs=("digest",),
-        secrets=hub,
-    )
+    stages, hub = platform.stages, (HUB_TOKEN,)
+    resolve, commit = _flags("model", "revision"), ("--commit", _input(COMMIT))
+    yield StageTemplate("resolve", stages.resolve, resolve, outputs=(COMMIT,), env=hub)
+    acquire = (*resolve, *commit, *_flags("serving"))
+    yield StageTemplate("acquire", stages.acquire, acquire, inputs=(COMMIT,), outputs=("digest",), env=hub)
     most: tuple[str, ...] = ()
     if platform.most_gpus is not None:
         most = ("--gpus", str(platform.most_gpus), "--memory", stages.evaluate.memory)
@@ -103,33 +95,32 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         "check",
         stages.check,
         (*_flags("model"), *commit, *_flags("settings=optimize", "serving", "workload", "profile"), *most),
-        inputs=("commit",),
+        inputs=(COMMIT,),
         outputs=(
-            *(*quantized_formats(), CANDIDATES, WITH_CANDIDATES, SERVED, SERVING, *AUTOMATIC),
-            *(OPTIMIZE_MEMORY, "left-out"),
+            *quantized_formats(),
+            *(CANDIDATES, WITH_CANDIDATES, SERVED, SERVING),
+            *AUTOMATIC,
+            OPTIMIZE_MEMORY,
+            LEFT_OUT,
         ),
-        secrets=hub,
+        env=hub,
     )
     fetch = (*_flags("model"), "--candidates", _input(CANDIDATES))
-    yield StageTemplate("acquire", stages.acquire, fetch, CANDIDATES, inputs=(CANDIDATES,), secrets=hub)
+    yield StageTemplate("acquire", stages.acquire, fetch, CANDIDATES, inputs=(CANDIDATES,), env=hub)
     optimize = (*_flags("model"), "--method", _input("method"), *_flags("settings=optimize"))
     # Rewriting weights may need less than calibrating.
     for name, asks in (("optimize", stages.optimize), (REWRITING, stages.rewrite)):
         if asks:
-            inputs = ("method", *asks.automatic)
-            yield StageTemplate(
-                "optimize", asks, optimize, name, inputs=inputs, outputs=("digest",), pod_spec_patch=_sized(asks)
-            )
+            yield StageTemplate("optimize", asks, optimize, name, inputs=("method",), outputs=("digest",))
     measured = ("--variants", _input(SERVED), *_flags("workload"), "--serving", _input(SERVING))
     yield StageTemplate(
         "evaluate",
         stages.evaluate,
         (*_flags("model"), *measured, *_flags("profile")),
-        inputs=(SERVED, SERVING, *stages.evaluate.automatic),
+        inputs=(SERVED, SERVING),
         outputs=("summary",),
-        secrets=hub,
+        env=hub,
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
-        pod_spec_patch=_sized(stages.evaluate),
     )
     select = _flags("model", "profile", "price", "optimize", "serve")
     yield StageTemplate("select", stages.select, select, outputs=RESULTS)
@@ -141,7 +132,7 @@ def _serving_template(platform: Platform) -> StageTemplate:
     stages = platform.stages
     if platform.serves_on == LOCAL:
         serve = _flags("model", "serving", "rollout")
-        return StageTemplate("serve", stages.serve, serve, outputs=("url",), secrets=(API_KEY,))
+        return StageTemplate("serve", stages.serve, serve, outputs=("url",), env=(API_KEY,))
     step = ("--target", platform.serves_on, *_flags("settings=rollout"), "--step", _input("step"))
     return StageTemplate(
         "rollout",
@@ -149,13 +140,13 @@ def _serving_template(platform: Platform) -> StageTemplate:
         (*_flags("model", "serving"), *step, "--approved", _input("approved")),
         inputs=("step", "approved"),
         outputs=("release", "state", "said", "url", COMPARED),
-        secrets=(API_KEY,),
-        variables=_kserve(platform),
+        env=_serving_env(platform),
     )
 
 
-def _kserve(platform: Platform) -> tuple[Env, ...]:
-    return () if platform.serves_on == LOCAL else (Env(name=KSERVE_VARIABLE, value=workflow_parameter("kserve")),)
+def _serving_env(platform: Platform) -> tuple[Env | SecretEnv, ...]:
+    kserve = Env(name=KSERVE_VARIABLE, value=workflow_parameter("kserve"))
+    return (API_KEY,) if platform.serves_on == LOCAL else (kserve, API_KEY)
 
 
 def _sized(asks: Stage) -> str | None:
@@ -180,8 +171,7 @@ def _add_exit_handler(platform: Platform) -> None:
         # Withdrawing a canary waits for servers, too.
         report.model_copy(update={"deadline_s": platform.stages.serve.deadline_s}),
         (*_flags("model"), "--status", "{{workflow.status}}", *flags),
-        secrets=(API_KEY,),
-        variables=_kserve(platform),
+        env=_serving_env(platform),
     )
     _add(ending, platform)
     if exit_handler(platform) == ending.stage:
@@ -210,7 +200,6 @@ def exit_handler(platform: Platform) -> str:
 def _add(template: StageTemplate, platform: Platform) -> None:
     stage, asks = template.stage, template.asks
     variant = _input("method") if "method" in template.inputs else "none"
-    outputs = {name: models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}") for name in template.outputs}
     variables = [Env(name=RUN_VARIABLE, value="{{workflow.name}}")]
     if platform.cluster:
         parts = [stage if stage == "optimize" else template.name or stage]
@@ -223,12 +212,12 @@ def _add(template: StageTemplate, platform: Platform) -> None:
         image=platform.image_of(stage),
         command=["python", "-m", f"stages.{stage}"],
         args=list(template.arguments),
-        env=[*pods.environment(platform, *variables), *template.variables, *template.secrets],
-        inputs=[Parameter(name=name) for name in template.inputs],
-        outputs=[Parameter(name=name, value_from=path) for name, path in outputs.items()],
+        env=[*pods.environment(platform, *variables), *template.env],
+        inputs=[Parameter(name=name) for name in (*template.inputs, *asks.automatic)],
+        outputs=[pods.output(name) for name in template.outputs],
         volumes=pods.shared_memory(asks, platform),
         volume_mounts=pods.mounts(asks, platform),
-        pod_spec_patch=template.pod_spec_patch,
+        pod_spec_patch=_sized(asks),
         termination_message_policy="FallbackToLogsOnError",
         retry_strategy=hera.RetryStrategy(
             limit=platform.retries.limit,

@@ -103,18 +103,18 @@ class StateSpace:
     form: Literal["mamba", "mamba2", "gated delta net", "short convolution"]
     inner: int
     """Channels of the convolution apart from the groups."""
-    groups: int
-    group_width: int
-    """Channels of the convolution per group: B and C of Mamba-2, queries and keys of linear attention."""
     kernel: int
     """Taps of the convolution; the state keeps one input fewer."""
-    heads: int
-    values_per_head: int
-    """Values of the recurrent state per head."""
     projections: tuple[tuple[int, int], ...]
     """Inputs and outputs of each linear layer."""
     vectors: int
     """Further parameters: convolution, norms and biases."""
+    groups: int = 0
+    group_width: int = 0
+    """Channels of the convolution per group: B and C of Mamba-2, queries and keys of linear attention."""
+    heads: int = 0
+    values_per_head: int = 0
+    """Values of the recurrent state per head."""
 
     def state_bytes(self, tensor_parallel_size: int, convolution_bytes: int, recurrent_bytes: int) -> int:
         """Bytes of one sequence's state on one GPU, as vLLM's ``MambaStateShapeCalculator`` shapes it: a value takes
@@ -224,17 +224,18 @@ class Architecture:
         """Whether it has latent attention, for which vLLM has kernels of their own."""
         return any(isinstance(layer.attention, LatentAttention) for layer in self.counted)
 
-    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
-        """Bytes that one more token adds to the cache while no window is full: keys and values over all layers."""
-        return sum(layer.attention.values_per_token(1) * value_bytes for layer in self.layers if layer.attention)
+    def kv_bytes(self, tokens: int, tensor_parallel_size: int = 1) -> int:
+        """Bytes of one sequence's keys and values on one GPU, 16 bits each: windows keep at most their length."""
+        return sum(
+            2 * count * min(tokens, part.window or tokens) * part.values_per_token(tensor_parallel_size)
+            for layer, count in self.counted.items()
+            if (part := layer.attention)
+        )
 
-    def cache_bytes(self, tokens: int, value_bytes: int = 2, recurrent_bytes: int | None = None) -> int:
-        """Bytes of the cache of one sequence, without the rounding to blocks: windows keep at most their length."""
-        total = 0
-        for layer in self.layers:
-            if layer.attention:
-                cached = min(tokens, layer.attention.window or tokens)
-                total += cached * layer.attention.values_per_token(1) * value_bytes
-            if layer.state_space:
-                total += layer.state_space.state_bytes(1, value_bytes, recurrent_bytes or value_bytes)
-        return total
+    def state_bytes(self, tensor_parallel_size: int = 1, recurrent_bytes: int = 2) -> int:
+        """Bytes of one sequence's state on one GPU, in 16 bits but for the recurrent one."""
+        return sum(
+            count * layer.state_space.state_bytes(tensor_parallel_size, 2, recurrent_bytes)
+            for layer, count in self.counted.items()
+            if layer.state_space
+        )

@@ -77,7 +77,7 @@ NEMOTRON_STATE: Final = ("mamba_num_heads", "n_groups", "ssm_state_size", "conv_
 
 
 def _dense(read: Reader, index: int) -> Layer:
-    return read.layer(read.attention(index), read.dense())
+    return read.layer(read.attention(index), read.dense(), vectors=read.family.activation)
 
 
 def _mixtral(read: Reader, index: int) -> Layer:
@@ -109,11 +109,6 @@ def _cohere(read: Reader, index: int) -> Layer:
     attention = read.attention(index)
     norms = attention.heads + attention.kv_heads if read.config.get("use_qk_norm") else 0
     return read.layer(attention, read.dense(), vectors=norms * attention.head_size)
-
-
-def _apertus(read: Reader, index: int) -> Layer:
-    # Four numbers shape the MLP's activation.
-    return read.layer(read.attention(index), read.dense(), vectors=4)
 
 
 def _ernie_moe(read: Reader, index: int) -> Layer:
@@ -281,11 +276,7 @@ def _convolved(read: Reader, index: int, feed_forward: FeedForward) -> Layer:
     convolution = StateSpace(
         form="short convolution",
         inner=hidden,
-        groups=0,
-        group_width=0,
         kernel=kernel,
-        heads=0,
-        values_per_head=0,
         projections=((hidden, 3 * hidden), (hidden, hidden)),
         vectors=hidden * (kernel + (5 if read.config.get("conv_bias") else 0)),
     )
@@ -370,8 +361,6 @@ def _mamba(read: Reader) -> StateSpace:
     return StateSpace(
         form="mamba",
         inner=inner,
-        groups=0,
-        group_width=0,
         kernel=kernel,
         heads=inner,
         values_per_head=state,
@@ -412,7 +401,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "starcoder2": Family(_dense, biased_norms=True, gated=False, bias_fields=EVERYWHERE),
     "nemotron": Family(_dense, biased_norms=True, gated=False),
     "arcee": Family(_dense, gated=False),
-    "apertus": Family(_apertus, head_norms=True, gated=False),
+    "apertus": Family(_dense, head_norms=True, gated=False, activation=4),
     "ernie4_5": Family(_dense, bias_fields=EVERYWHERE),
     "hunyuan_v1_dense": Family(_dense, head_norms=True),
     "mixtral": Family(_mixtral),

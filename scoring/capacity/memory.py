@@ -1,16 +1,20 @@
-"""Whether a variant fits on a number of GPUs, what takes their memory, and why it does not fit."""
+"""Whether a variant fits on a number of GPUs and what takes their memory; how many GPUs a server gets and how long its
+context may be, where the settings leave that open.
+
+The largest variant that fits decides: the others are served with the same figures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, StateSpace
-from scoring.capacity.assumptions import COMMUNICATION_GIB, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
+from scoring.capacity.assumptions import COMMUNICATION_GIB, ESTIMATE_ERROR, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
 from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
-from scoring.capacity.storage import HALF, Storage
+from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import loaded_bytes
 from scoring.units import GIB
 
@@ -23,6 +27,10 @@ LOGITS_COPIES: Final = 2
 VOCABULARY_VALUE_BYTES: Final = 4
 MLP_COPIES: Final = 3
 """The gate and up projections and their product."""
+LEAST_CONTEXT: Final = 4096
+"""A server gets more GPUs rather than a context that is shorter than this and than the model's own."""
+CONTEXT_MULTIPLE: Final = 256
+"""A context that is shorter than the model's own is rounded down to a multiple of this, which a person can read."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +95,7 @@ class Fit:
 
 
 def fit(
-    model: Architecture,
-    storage: Storage,
-    accelerator: Accelerator,
-    parallelism: Parallelism,
-    settings: MemorySettings,
+    model: Architecture, storage: Storage, accelerator: Accelerator, parallelism: Parallelism, settings: MemorySettings
 ) -> Fit:
     """Whether vLLM would start, and with which KV cache."""
     limits = accelerator.batch_limits()
@@ -170,3 +174,132 @@ def _rules(model: Architecture, accelerator: Accelerator, parallelism: Paralleli
         tensor_parallel_size=parallelism.tensor,
         pipeline_parallel_size=parallelism.pipeline,
     )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the settings prescribe, and what the workload needs."""
+
+    tensor_parallel_size: int | None = None
+    """GPUs per replica; None if the fewest that fit are to be found."""
+    context: int | None = None
+    """Tokens of prompt and answer together. None: the longest that fits."""
+    longest_request: int = 0
+    """Tokens of the workload's longest prompt and answer; 0 if they are not known."""
+    concurrency: int = 1
+    """Requests in flight."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One server of a variant. It fits if there are no *reasons* against it."""
+
+    tensor_parallel_size: int
+    context: int
+    """max_model_len."""
+    requests: int
+    """How many of the workload's longest requests are in the KV cache at once."""
+    reasons: tuple[str, ...] = ()
+    with_room: bool = True
+    """Whether it still fits if more memory is taken than was estimated."""
+    short_bytes: int | None = 0
+    """By how many bytes each GPU is short; None if something else than memory speaks against it."""
+
+
+def contradictions(model: Architecture, demand: Demand, storage: Storage = SIXTEEN_BIT) -> Iterator[str]:
+    """Name the settings that no hardware can meet."""
+    longest, context = model.longest_context, demand.context
+    if context and context > longest:
+        yield f"max_model_len {context:,}: the model was made for {longest:,} tokens"
+    if demand.longest_request > min(context or longest, longest):
+        short = context and context < longest
+        limit = f"max_model_len is {context:,}" if short else f"the model was made for {longest:,}"
+        yield f"the workload's requests have up to {demand.longest_request:,} tokens, and {limit}"
+    if size := demand.tensor_parallel_size:
+        for why in undivided(model, storage, Parallelism(size)):
+            yield f"tensor_parallel_size {size}: {why}"
+
+
+def choose_layout(
+    model: Architecture, storage: Storage, accelerator: Accelerator, gpus: int, settings: MemorySettings, demand: Demand
+) -> Layout:
+    """Choose the fewest GPUs, at most *gpus*, on which a variant fits with room for the workload in flight, and the
+    longest context; that of *settings* is not read.
+
+    If nothing fits, it is what was tried last, with the reasons. If no number of GPUs has room for all requests in
+    flight, it is the largest that fits: the others wait.
+    """
+    least = demand.context or max(demand.longest_request, min(LEAST_CONTEXT, model.longest_context))
+    settings = replace(settings, context=least)
+
+    def layout_on(size: int) -> Layout:
+        fitted = fit(model, storage, accelerator, Parallelism(size), settings)
+        if fitted.reasons or fitted.cache is None:
+            return Layout(size, least, 0, fitted.reasons, short_bytes=_short(fitted, settings))
+        spare = _spare(fitted, settings)
+        longest = fitted.cache.longest(spare)
+        context = demand.context or max(least, rounded_context(longest, model))
+        requests = fitted.cache.sequences(max(spare, 0), demand.longest_request or context)
+        return Layout(size, context, requests, with_room=longest >= least)
+
+    sizes = [demand.tensor_parallel_size] if demand.tensor_parallel_size else powers_of_two(gpus)
+    layouts = [layout_on(size) for size in sizes]
+    fitting = [layout for layout in layouts if not layout.reasons]
+    if not fitting:
+        return min(layouts, key=lambda layout: (len(layout.reasons), -layout.tensor_parallel_size))
+    roomy = [layout for layout in fitting if layout.with_room] or fitting
+    return next((layout for layout in roomy if layout.requests >= demand.concurrency), roomy[-1])
+
+
+def powers_of_two(most: int) -> list[int]:
+    """List the numbers of GPUs among which a model can usually be divided: 1, 2, 4, … up to *most*."""
+    return [1 << n for n in range(max(0, most).bit_length())]
+
+
+def rounded_context(longest: int, model: Architecture) -> int:
+    return longest if longest >= model.longest_context else longest - longest % CONTEXT_MULTIPLE
+
+
+def left_out(model: Architecture, storage: Storage, tensor_parallel_size: int) -> tuple[str, ...]:
+    """Say why vLLM can't divide a variant's weights among that many GPUs. The quantizer and vLLM themselves report what
+    a single GPU can't compute."""
+    if tensor_parallel_size == 1:
+        return ()
+    return tuple(undivided(model, storage, Parallelism(tensor_parallel_size)))
+
+
+def surely_fits(fitted: Fit, settings: MemorySettings) -> bool:
+    """Whether it still fits with ``settings.context`` if more memory is taken than was estimated."""
+    return (
+        not fitted.reasons
+        and fitted.cache is not None
+        and fitted.cache.longest(_spare(fitted, settings)) >= settings.context
+    )
+
+
+def certain_reasons(fitted: Fit, settings: MemorySettings) -> tuple[str, ...]:
+    """Say why it does not fit even if less memory is taken than was estimated; empty if it may fit."""
+    if fitted.cache is None:
+        return fitted.reasons
+    room = fitted.memory.kv_cache + _uncertain(fitted.memory)
+    least = settings.kv_cache_bytes
+    may = room >= (least or 1) and fitted.cache.longest(least or room) >= settings.context
+    return () if may else fitted.reasons
+
+
+def _spare(fitted: Fit, settings: MemorySettings) -> int:
+    """Bytes for the KV cache that are left if more memory is taken than was estimated."""
+    return fitted.cache_bytes - (0 if settings.kv_cache_bytes else _uncertain(fitted.memory))
+
+
+def _short(fitted: Fit, settings: MemorySettings) -> int | None:
+    """By how many bytes each GPU is short, if more memory is taken than was estimated; None if it can't be divided."""
+    if fitted.cache is None:
+        return None
+    cache_bytes = settings.kv_cache_bytes or (fitted.cache.blocks(settings.context) + 1) * fitted.cache.block_bytes
+    return max(0, cache_bytes - fitted.memory.kv_cache + _uncertain(fitted.memory))
+
+
+def _uncertain(memory: MemoryUse) -> int:
+    """How many bytes more may be taken than was estimated."""
+    return int(ESTIMATE_ERROR.value * (memory.activations + memory.graphs + memory.runtime))

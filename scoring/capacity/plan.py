@@ -11,8 +11,7 @@ from typing import Final
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.kv_cache import largest
-from scoring.capacity.layout import powers_of_two
-from scoring.capacity.memory import MemorySettings, Parallelism, fit
+from scoring.capacity.memory import MemorySettings, Parallelism, fit, powers_of_two
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from scoring.capacity.storage import Storage
 from scoring.closed import PlanRecord

@@ -59,6 +59,8 @@ class Family:
     """Whether routers have a bias for each expert, which balances their load."""
     gated: bool = True
     """Whether the MLP and the experts have a gate."""
+    activation: int = 0
+    """Parameters that shape the MLP's activation."""
     tables: Callable[[Reader], int] = lambda _: 0
     """Counts the parameters of further embeddings."""
     outside: Callable[[Reader], int] = lambda _: 0

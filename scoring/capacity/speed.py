@@ -110,31 +110,18 @@ class Roofline:
         """Predict the seconds until each of that many sequences, *context* tokens long, has its next token."""
         size, stages = self.parallelism.tensor, self.parallelism.pipeline
         batch = math.ceil(sequences / stages)  # the stages work on parts of the sequences in turns
-        memory = self._read_s(self._weights(batch) + batch * self._cache(context))
+        # A state is read and written.
+        states = 2 * self.model.state_bytes(size, self.model.recurrent_bytes or HALF)
+        memory = self._read_s(self._weights(batch) + batch * (self.model.kv_bytes(context, size) + states))
         compute = 2 * self.parameters.multiplied * batch / (self._peak() * COMPUTE_EFFICIENCY.value * size)
         return max(memory, compute) + self._all_reduces_s(batch) + stages * STEP_MS.value / 1e3
 
     def _read_s(self, size_bytes: float) -> float:
         return size_bytes / (self.accelerator.bandwidth_gb_per_s * 1e9 * BANDWIDTH_EFFICIENCY.value)
 
-    def _cache(self, context: int) -> int:
-        """Bytes of one sequence's cache that a step reads from one GPU; a state is read and written."""
-        size, total = self.parallelism.tensor, 0
-        for layer, count in self.model.counted.items():
-            if layer.attention:
-                reach = min(context, layer.attention.window or context)
-                total += count * reach * layer.attention.values_per_token(size) * HALF
-            if layer.state_space:
-                state = layer.state_space.state_bytes(size, HALF, self.model.recurrent_bytes or HALF)
-                total += count * 2 * state
-        return total
-
     def _weights(self, batch: int) -> float:
         """Bytes of weights that a step reads from one GPU, over all stages; of the experts those that a token uses."""
-        total = 0.0
-        for unused, loaded in self._loaded.items():
-            total += loaded * (1 - unused**batch)
-        return total
+        return sum(loaded * (1 - unused**batch) for unused, loaded in self._loaded.items())
 
     @cached_property
     def _loaded(self) -> Mapping[float, float]:

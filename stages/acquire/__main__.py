@@ -3,15 +3,14 @@ adapters that are served with it; or optimized/ the candidates that are measured
 
 from __future__ import annotations
 
-from stages.acquire.adapters import ensure_adapter
 from stages.acquire.candidates import fetch
-from stages.acquire.ensure import ensure
+from stages.acquire.ensure import ensure, ensure_adapter
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
 from stages.parts.model.candidates import Candidates
-from stages.parts.model.directory import LOCAL_COMMIT
+from stages.parts.model.description import LOCAL_COMMIT
 from stages.parts.model.hub import COMMIT
 from stages.parts.model.name import ModelName
 

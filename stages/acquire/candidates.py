@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +20,8 @@ from stages.parts.model.candidates import CandidateCheckpoint, Candidates, anoth
 from stages.parts.model.checkpoint import CONFIG, parse_object, small_files
 from stages.parts.model.published import AUXILIARY, format_of
 from stages.parts.model.safetensors import bytes_by_type, main_dtype, read_headers
-from stages.parts.records.acquired import ACQUIRED, WEIGHTS, Acquired, files_digest
-from stages.parts.records.variant import VARIANT, Variant, existing
+from stages.parts.records.acquired import ACQUIRED, WEIGHTS, Acquired
+from stages.parts.records.variant import VARIANT, Variant, existing, write_variant
 
 METHOD: Final = "published"
 LEAST_SHARE: Final = 0.9
@@ -94,23 +93,19 @@ def build(
     files = (*kept, *(file for file in base.files if file.path in base.carried))
     tensors = list(read_headers(work.glob("*.safetensors")).values())
     stored = bytes_by_type(tensors)
-    variant = Variant(
-        variant=candidate.name,
-        **identity,
-        key=digest_of(identity),
+    return write_variant(
+        work,
+        candidate.name,
+        identity,
+        started,
         files=files,
-        digest=files_digest(files),
         weights_bytes=sum(stored.values()),
         bits=candidate.parameters["bits"],
         dtype=main_dtype(tensor for tensor in tensors if not AUXILIARY.search(tensor.name)),
         stored=stored,
-        seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=peak_resident_bytes(),
         peak_gpu_memory_bytes=None,
-        created_at=datetime.now(UTC),
     )
-    variant.write(work / VARIANT)
-    return variant
 
 
 def difference(base: Path, candidate: Path) -> str:

@@ -7,17 +7,19 @@ import hashlib
 import io
 import queue
 import shutil
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scoring.units import readable
-from stages.acquire.transfer_progress import TransferProgress
 from stages.parts.base.errors import DamagedModel, NotEnoughSpace
+from stages.parts.base.log import say
 from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
-from stages.parts.model.directory import local_sizes
+from stages.parts.model.description import local_sizes
 from stages.parts.records.acquired import ACQUIRED, Acquired, File
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ PARTIAL: Final = ".partial"
 """The folder, in the target directory, of files that are not complete yet."""
 SPARE_BYTES: Final = 64 << 20
 """Kept free in addition to the model, for records, logs and directories."""
+LINE_EVERY_S: Final = 5.0
+BAR_EVERY_S: Final = 0.2
 
 
 class HubSource:
@@ -66,7 +70,7 @@ class HubSource:
             states = [_there(file, into) for file in files]
             return sum(complete for complete, _ in states), sum(size for _, size in states)
 
-        with TransferProgress("downloading", len(files), sum(file.size_bytes for file in files), measure):
+        with progress("downloading", len(files), sum(file.size_bytes for file in files), measure):
             return _in_parallel(files, lambda file, gate: self._ensure(file, into, gate))
 
     def _kept(self, file: hub.HubFile) -> bool:
@@ -123,10 +127,47 @@ class LocalSource:
             sizes = [(into / path).stat().st_size for path in paths if (into / path).exists()]
             return len(sizes), sum(sizes)
 
-        with TransferProgress("copying", len(paths), self.missing_bytes(paths, into), measure):
+        with progress("copying", len(paths), self.missing_bytes(paths, into), measure):
             for path in paths:
                 place(self.directory / path, into / path, link=False)
             return {path: File.of(into, path) for path in paths}
+
+
+@contextlib.contextmanager
+def progress(verb: str, files: int, size_bytes: int, measure: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Show on stderr, until the block ends, what *measure* returns, which are complete files and bytes that are there:
+    as a bar on a terminal, as a line every few seconds in a log."""
+    ended, started_s, (_, first_bytes) = threading.Event(), time.monotonic(), measure()
+
+    def measured(every_s: float) -> Iterator[tuple[int, int]]:
+        while not ended.wait(every_s):
+            yield measure()
+        yield measure()
+
+    def show_lines() -> None:
+        for complete, transferred in measured(LINE_EVERY_S):
+            seconds = time.monotonic() - started_s
+            rate = f", {readable((transferred - first_bytes) / seconds)}/s" if seconds > 1 else ""
+            say(f"{verb}: {complete}/{files} files, {readable(transferred)} of {readable(size_bytes)}{rate}")
+
+    def show_bar() -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), SpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(verb, total=size_bytes, completed=first_bytes)
+            for complete, transferred in measured(BAR_EVERY_S):
+                bar.update(task, completed=transferred, description=f"{verb} {complete}/{files} files")
+
+    thread = threading.Thread(target=show_bar if sys.stderr.isatty() else show_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:

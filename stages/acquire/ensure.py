@@ -1,4 +1,5 @@
-"""Ensure that base/ contains a model at one commit: the files that serving needs, complete, verified, safe to load."""
+"""Ensure that base/ contains a model at one commit, the files that serving needs, and adapters/ its LoRA adapters:
+complete, verified, safe to load."""
 
 from __future__ import annotations
 
@@ -9,14 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from scoring.units import readable
 from stages.acquire.download import HubSource, LocalSource, require_space
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import ModelStore, exclusive, sha256_of
+from stages.parts.model.adapter import CONFIG, WEIGHTS, check_files, parse_source, read_adapter
 from stages.parts.model.checkpoint import (
+    CARD,
     Checkpoint,
+    card_license,
     check,
     check_configuration,
     chosen,
@@ -24,8 +29,9 @@ from stages.parts.model.checkpoint import (
     small_files,
     weight_files,
 )
-from stages.parts.model.directory import LOCAL_COMMIT, commit_name
+from stages.parts.model.description import LOCAL_COMMIT, commit_name
 from stages.parts.model.name import ModelName
+from stages.parts.model.safetensors import damaged, find_not_finite, read_header
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 
 
@@ -48,22 +54,49 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
             return record
         with store.building(store.base, resume=commit) as work:
             files, checkpoint = fill(work, source, small, commit)
-            record = Acquired(
-                model=store.model,
-                source=source.origin,
-                revision=revision,
-                commit=commit,
-                license=checkpoint.license,
-                architecture=checkpoint.architecture,
-                parameters=checkpoint.parameters,
-                format=checkpoint.format,
-                files=files,
-                digest=files_digest(files),
-                acquired_at=datetime.now(UTC),
-            )
-            record.write(work / ACQUIRED)
+            record = write_record(work, source, files, checkpoint, model=store.model, revision=revision, commit=commit)
     size = sum(file.size_bytes for file in record.files)
     report.done(f"base/ has {model.source} at {commit}: {len(record.files)} files, {readable(size)}", key=record.digest)
+    return record
+
+
+def ensure_adapter(store: ModelStore, name: str, source: str) -> Acquired:
+    """Ensure that adapters/*name* contains the adapter that *source* means now. Of a full commit that is there already,
+    the Hub is not asked. Raises as ``ensure`` and ``read_adapter``."""
+    model, revision = parse_source(source)
+    target = store.adapter(name)
+    if (record := intact(target, revision)) and record.model == model.id:
+        return record
+    origin = LocalSource(model.directory) if model.directory else HubSource(model.id, revision, target)
+    check_files(origin.sizes, source)
+    paths = [path for path in (CONFIG, WEIGHTS, CARD) if path in origin.sizes]
+    if isinstance(origin, HubSource):
+        commit = origin.commit
+    else:
+        commit = commit_name(files_digest(tuple(File.of(origin.directory, path) for path in paths)))
+    if (record := intact(target, commit)) and record.model == model.id:
+        return record
+    with store.building(target, resume=commit) as work:
+        require_space(work, origin.missing_bytes(paths, work))
+        fetched = origin.fetch(paths, work)
+        files = tuple(fetched[path] for path in paths)
+        with discarded_if_useless(work):
+            adapter, tensors = read_adapter(work, source), read_header(work / WEIGHTS)
+            if located := find_not_finite(tensors.values()):
+                raise damaged(f"{WEIGHTS} of {source}: tensor {located[0].name} holds NaN or an infinite value")
+        remove_all_but(files, work)
+        count = sum(tensor.count for tensor in tensors.values())
+        found = Checkpoint(str(adapter.config["peft_type"]), card_license(work / CARD), count)
+        return write_record(work, origin, files, found, model=model.id, revision=revision, commit=commit)
+
+
+def write_record(
+    work: Path, source: HubSource | LocalSource, files: tuple[File, ...], found: Checkpoint, **origin: Any
+) -> Acquired:
+    """Write ``acquired.json`` of the *files* in *work*; *origin* are its fields model, revision and commit."""
+    digest, now = files_digest(files), datetime.now(UTC)
+    record = Acquired(source=source.origin, files=files, digest=digest, acquired_at=now, **vars(found), **origin)
+    record.write(work / ACQUIRED)
     return record
 
 

@@ -35,13 +35,19 @@ from stages.parts.model.corpora import own_files
 from stages.parts.model.description import Description, describe_commit, small_files_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
+from stages.parts.vllm.arguments import check_replicas
 from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide, place_here
-from stages.parts.vllm.kernels import experts_of, missing_for_preset, missing_for_published, missing_kernels
-from stages.parts.vllm.lora import refuse_unserved
-from stages.parts.vllm.model_classes import refuse_unknown_class, refuse_without_torchvision
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
-from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.sizing import quantizer_bytes
+from stages.parts.vllm.support import (
+    experts_of,
+    missing_for_preset,
+    missing_for_published,
+    missing_kernels,
+    refuse_unknown_class,
+    refuse_unserved,
+    refuse_without_torchvision,
+)
 
 FROM_16_BIT: Final = "name the model from which that was made, in 16 or 32 bit"
 HINT: Final = (

@@ -15,8 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scoring.profile import Profile
-from stages.evaluate.conditions import Conditions, conditions_of, read_variant
-from stages.evaluate.results import UNCOMPARED, Found, Result, bring_back, complete, existing, refused
+from stages.evaluate.results import (
+    UNCOMPARED,
+    Conditions,
+    Found,
+    Result,
+    bring_back,
+    complete,
+    conditions_of,
+    existing,
+    refused,
+)
 from stages.parts.base import program
 from stages.parts.base.errors import (
     ConfigError,
@@ -35,6 +44,7 @@ from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import format_of_base, read_intact
 from stages.parts.records.evaluation import Evaluation, Refused
+from stages.parts.records.variant import read_variant
 from stages.parts.vllm.parsers import parser_arguments
 
 
@@ -124,8 +134,8 @@ def ensure(
     adapters = {name: read_intact(store.adapter(name)).digest for name in serving.adapters}
     for name in names:
         try:
-            variant, parsers = read_variant(store, name), parser_arguments(serving, store.optimized(name))
-            found = conditions_of(variant, workload, serving, parsers)
+            directory = store.optimized(name)
+            found = conditions_of(read_variant(directory), workload, serving, parser_arguments(serving, directory))
             conditions[name] = replace(found, workload=found.workload | ({"adapters": adapters} if adapters else {}))
         except DamagedModel as error:
             outcomes[name] = (error, False)
@@ -141,7 +151,7 @@ def ensure(
                 bring_back(store, name, conditions[name].key)
             reusable = _reusable(store, conditions, workload, profile)
             if new := {name: conditions[name] for name in conditions if name not in reusable}:
-                from stages.evaluate.measure import measure
+                from stages.evaluate.blocks import measure
 
                 outcomes |= measure(store, new, workload, serving, profile)
     outcomes |= {name: (result, False) for name, result in reusable.items()}

@@ -1,27 +1,50 @@
 """The measurement of a model's variants within a budget of time: blocks of load, until the choice is settled.
 
-After each block the choice is looked at, and what was measured is kept.
+After each block the choice is looked at, and what was measured is kept. The variants have the machine to themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Final, Literal
 
 from scoring.choice import Verdict
+from scoring.profile import Profile
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
-from stages.evaluate.block import Block
-from stages.evaluate.reference import keep_answers
-from stages.evaluate.results import MINUTE, choice_digest, keep
-from stages.evaluate.session import Lane, Session, lanes
-from stages.evaluate.smaller import measure_smaller
-from stages.evaluate.subject import Subject
-from stages.evaluate.subjects import Subjects
+from stages.evaluate.apart import ask_elsewhere, keep_answers, measure_smaller
+from stages.evaluate.block import Block, Subjects
+from stages.evaluate.load import check_lengths
+from stages.evaluate.quality import check_tasks
+from stages.evaluate.results import (
+    MINUTE,
+    UNCOMPARED,
+    Conditions,
+    Found,
+    Result,
+    choice_digest,
+    existing,
+    keep,
+    keep_refusal,
+    restore,
+)
+from stages.evaluate.subject import Lane, Session, Subject, lanes
+from stages.evaluate.trace import load_trace
+from stages.parts.base.errors import MeasurementFailed, SlipwayError
 from stages.parts.base.log import say
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
+from stages.parts.endpoint.endpoint import serving_here
+from stages.parts.machine.lock import alone
 from stages.parts.records.evaluation import Evaluation, Schedule
 from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, qualities
 from stages.parts.vllm.gpu_room import fewest_gpus
@@ -203,3 +226,39 @@ def in_words(verdict: Verdict) -> str:
         f"{first} leads {closest.other} by {closest.lead:.3f}, which may be chance ({closest.low:+.3f} to "
         f"{closest.high:+.3f})"
     )
+
+
+def measure(
+    store: ModelStore, conditions: Mapping[str, Conditions], workload: Workload, serving: Serving, profile: Profile
+) -> dict[str, Found]:
+    """Measure the variants, continuing what the store holds of them under the same conditions. Raise ConfigError if the
+    workload cannot be measured; this is found before anything is started."""
+    include_defaults = check_tasks(workload)
+    first = store.optimized(next(iter(conditions)))
+    trace = load_trace(workload.trace, first, workload.seed) if workload.trace else None
+    check_lengths(first, workload, serving, trace)
+    with alone(f"evaluate {', '.join(conditions)} of {store.model}"):
+        run_id = os.environ.get(RUN_VARIABLE)
+        # Outside a run, a folder that stays after a failure.
+        logs = store.run(run_id) / "logs" if run_id else Path(tempfile.mkdtemp(prefix="slipway-evaluate-"))
+        logs.mkdir(parents=True, exist_ok=True)
+        beside = tuple(endpoint.model for endpoint in serving_here(store.root))
+        for model in beside:
+            say(f"note: {model} is being served on this machine and shares it with this measurement")
+        session = Session(store, workload, serving, profile, trace, include_defaults, beside, logs)
+        subjects = [Subject(name, store.optimized(name), conditions[name], session) for name in conditions]
+        earlier, asked = restore(store, subjects), ask_elsewhere(session) if serving.reference else None
+        Blocks(session, subjects, earlier, asked).run()
+    if not run_id and not any(subject.failure for subject in subjects):
+        shutil.rmtree(logs)
+    return {subject.name: (result(subject), subject.measured_now) for subject in subjects}
+
+
+def result(subject: Subject) -> Result | SlipwayError:
+    """Return what became of a variant, and write it down if it was refused."""
+    if subject.failure:
+        return subject.failure
+    if subject.refused:
+        return keep_refusal(subject)
+    evaluation = existing(subject.session.store, subject.name, subject.conditions.key)
+    return evaluation or MeasurementFailed(UNCOMPARED)

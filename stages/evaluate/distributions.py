@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final
 
-from stages.evaluate.questions.sources import KIND
+from stages.evaluate.questions.question import KIND
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.workload import Workload
 from stages.parts.model.corpora import read_documents, text_digest
 from stages.parts.samples.lines import HeldOutDocument
-from stages.parts.vllm.client import Access
-from stages.parts.vllm.completions import chat, complete, given, tokenize, usable
+from stages.parts.vllm.client import Access, chat, complete, given, tokenize, usable
 
 LISTED: Final = 20
 """Tokens of each distribution: vLLM's default limit (``--max-logprobs``)."""

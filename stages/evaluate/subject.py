@@ -1,8 +1,10 @@
-"""One variant under measurement: its server, what was measured of it so far, and what ended it, if anything did."""
+"""One variant under measurement: its server and where it runs, what was measured of it so far, and what ended it, if
+anything did. Servers run one after another on one GPU or a CPU, or side by side with GPUs of their own."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -10,27 +12,73 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scoring.profile import Profile
+from stages.evaluate import generator, harness
 from stages.evaluate.bench import LoadTarget
-from stages.evaluate.conditions import Conditions
 from stages.evaluate.distributions import measure_distributions
-from stages.evaluate.items import items_of
 from stages.evaluate.load import Loading, Pace, check_fits
-from stages.evaluate.peak_memory import PeakMemory
-from stages.evaluate.quality import SLICE, Part, first_parts, joined, run_tasks, scores_of
-from stages.evaluate.session import Lane, Session
+from stages.evaluate.preloaded import Preloaded
+from stages.evaluate.quality import SLICE, Part, first_parts, items_of, joined, run_tasks, scores_of
+from stages.evaluate.results import Conditions
+from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say
+from stages.parts.base.serving_settings import Serving
+from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
+from stages.parts.machine.process import PeakMemory
+from stages.parts.model.description import chat_template
 from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Smaller, Speed, TaskScore, measures_of
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
 from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
-from stages.parts.vllm.arguments import takes_pictures
-from stages.parts.vllm.client import answers_chat, has_chat_template
+from stages.parts.vllm.arguments import gpu_groups, takes_pictures
+from stages.parts.vllm.client import answers_chat
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
 from stages.parts.vllm.probes import check_probes, record_probes
 from stages.parts.vllm.server import Server, ServerSpec, running
+
+
+@dataclass(frozen=True)
+class Session:
+    store: ModelStore
+    workload: Workload
+    serving: Serving
+    profile: Profile
+    trace: Trace | None
+    include_defaults: bool
+    """Whether lm-eval's own tasks are needed."""
+    beside: tuple[str, ...]
+    """Models that are served on the same machine."""
+    logs: Path
+    """The folder for logs."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Ends the starts that other threads wait for."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A place for one server at a time, with the clients that load and ask it."""
+
+    gpus: str
+    """The server's ``CUDA_VISIBLE_DEVICES``; empty without GPUs of its own."""
+    generator: Preloaded
+    harness: Preloaded
+
+
+def lanes(standing: contextlib.ExitStack, serving: Serving, variants: int, logs: Path) -> list[Lane]:
+    """Start the clients of this machine's lanes, at most one for each variant; they run until *standing* is closed."""
+    places = []
+    for number, gpus in enumerate(gpu_groups(serving)[:variants]):
+        clients = (
+            standing.enter_context(
+                Preloaded(module.MODULE, logs / f"evaluate.{name}{number or ''}.log", module.VARIABLES)
+            )
+            for name, module in (("generator", generator), ("harness", harness))
+        )
+        places.append(Lane(gpus, *clients))
+    return places
 
 
 @dataclass
@@ -182,7 +230,7 @@ class Subject:
                 data.probes = record_probes(access)
                 data.agreement = check_probes(access, data.probes)
                 self._try_tools(server)
-                chats = has_chat_template(self.directory)
+                chats = bool(chat_template(self.directory))
                 self._try_picture(server, chats=chats)
                 longest = server.max_model_len()
                 documents = measure_distributions(access, self.session.workload, longest, chats=chats)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from scoring.names import REFERENCE
 from stages.optimize.base_model import Base, read_base
-from stages.optimize.calibration import calibration_digest
+from stages.optimize.gptqmodel_job import calibration_digest
 from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
 from stages.parts.base.formats import FORMATS, Quantizer, why_not_from
@@ -19,8 +18,8 @@ from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.lock import together
 from stages.parts.model.published import AsPublished
 from stages.parts.model.safetensors import Tensor, bytes_by_type, find_not_finite, main_dtype
-from stages.parts.records.acquired import File, files_digest
-from stages.parts.records.variant import VARIANT, Variant, existing
+from stages.parts.records.acquired import File
+from stages.parts.records.variant import VARIANT, Variant, existing, write_variant
 from stages.parts.vllm.arguments import installed_version
 
 READABLE: Final = 0o644
@@ -90,20 +89,8 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
         place_tree(base.directory, work, base.record.carried)
         paths = sorted(path for path in work.rglob("*") if path.is_file())
         files = tuple(File.of(work, path.relative_to(work).as_posix()) for path in paths)
-        variant = Variant(
-            variant=name,
-            **identity,
-            key=digest_of(identity),
-            files=files,
-            digest=files_digest(files),
-            **weights,
-            seconds=round(time.monotonic() - started, 3),
-            peak_memory_bytes=peak.resident,
-            peak_gpu_memory_bytes=peak.gpu,
-            created_at=datetime.now(UTC),
-        )
-        variant.write(work / VARIANT)
-    return variant
+        peaks = {"peak_memory_bytes": peak.resident, "peak_gpu_memory_bytes": peak.gpu}
+        return write_variant(work, name, identity, started, files=files, **weights, **peaks)
 
 
 def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:

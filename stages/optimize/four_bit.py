@@ -25,8 +25,7 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
-from stages.optimize.calibration import KIND
-from stages.optimize.gptqmodel_job import BITS, RESULT, SAVED, QuantizationJob, QuantizationResult
+from stages.optimize.gptqmodel_job import BITS, KIND, RESULT, SAVED, QuantizationJob, QuantizationResult
 from stages.optimize.language_part import LanguagePart, language_part
 from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.errors import ConfigError, QuantizationFailed
@@ -34,9 +33,8 @@ from stages.parts.base.formats import Format, Kernel, Peak
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import write_json
-from stages.parts.machine.hardware import gpus, no_gpu
+from stages.parts.machine.hardware import cpu_dtype, gpus, no_gpu, processor
 from stages.parts.machine.process import Contained
-from stages.parts.machine.processor import cpu_dtype, processor
 from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
 from stages.parts.model.corpora import read_documents, text_path
 from stages.parts.model.safetensors import FLOATS, Tensor, read_header

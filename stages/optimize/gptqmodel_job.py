@@ -1,28 +1,34 @@
 """The program of the quantizer's separate process: load, quantize, save.
 
 python -m stages.optimize.gptqmodel_job JOB.json
+
+The calibration set is the text that AWQ and GPTQ run through the model to compute their scales. Its documents are
+shuffled with the seed, joined with the tokenizer's end-of-text token, and cut into sequences of equal length, as in the
+GPTQ paper (section 4: random segments of a text corpus).
 """
 
 from __future__ import annotations
 
+import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize.calibration import KIND, sequences
 from stages.optimize.language_part import LanguagePart, write_language_part
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.optimize_settings import Calibration
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record, digest_of
 from stages.parts.machine.hardware import asked_gpus
 from stages.parts.machine.process import peak_resident_bytes
-from stages.parts.model.corpora import read_documents
+from stages.parts.model.corpora import read_documents, text_digest
 
 BITS: Final = 4
 BATCH: Final = 4
 """Sequences that run through a layer together. More sequences need more memory and are hardly faster."""
 RESULT: Final = "result.json"
 SAVED: Final = "saved"
+KIND: Final = "calibration"
 
 
 class QuantizationJob(Record):
@@ -51,6 +57,30 @@ class QuantizationResult(Record):
     no_gpu: str = ""
     """Why torch sees no GPU, of a pod that got one."""
     hint: str = ""
+
+
+def calibration_digest(calibration: Calibration, sequence_length: int) -> str:
+    """Compute the digest of what determines a tokenizer's calibration set: the file's bytes and how it is cut."""
+    cut = {"samples": calibration.samples, "sequence_length": sequence_length, "seed": calibration.seed}
+    return digest_of({"text": text_digest(calibration.text, KIND), **cut})
+
+
+def sequences(documents: Sequence[str], tokenizer: Any, calibration: Calibration, length: int) -> list[list[int]]:
+    """Cut ``calibration.samples`` sequences of *length* token ids each, or refuse a text that is too short."""
+    order = list(documents)
+    random.Random(calibration.seed).shuffle(order)
+    between = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    needed_tokens = calibration.samples * length
+    ids: list[int] = []
+    for document in order:
+        ids += tokenizer.encode(document, add_special_tokens=False) + between
+        if len(ids) >= needed_tokens:
+            return [ids[start : start + length] for start in range(0, needed_tokens, length)]
+    raise ConfigError(
+        f"the calibration text {calibration.text} gives {len(ids) // length} sequences of {length} tokens, "
+        f"but {calibration.samples} are needed",
+        hint="set fewer or shorter sequences (calibration: samples, sequence_length), or use a longer text",
+    )
 
 
 def main() -> None:

@@ -6,14 +6,13 @@ finds them by the publisher's names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from stages.optimize.base_model import BLOCK_WEIGHT, Base
 from stages.optimize.shards import read_weights, write_tensors
-from stages.parts.base.record import Record
-from stages.parts.base.store import place_tree, write_json
+from stages.parts.base.store import Record, place_tree, write_json
 from stages.parts.model.checkpoint import CONFIG, OTHER_PARTS, SINGLE
 from stages.parts.model.safetensors import Tensor
 from stages.parts.records.acquired import WEIGHTS
@@ -81,8 +80,5 @@ def write_language_part(part: LanguagePart, base: Path, target: Path) -> None:
     named = {"model_type": model_type, "architectures": [CLASSES[model_type]], "tie_word_embeddings": not part.head}
     write_json(target / CONFIG, config | named)
     write_tensors(target / SINGLE, part.alone(read_weights(base)), {})
-    place_tree(base, target, _for_text(path.name for path in base.iterdir() if path.is_file()))
-
-
-def _for_text(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name != CONFIG and not name.endswith(WEIGHTS) and "processor" not in name]
+    names = (path.name for path in base.iterdir() if path.is_file() and "processor" not in path.name)
+    place_tree(base, target, (name for name in names if name != CONFIG and not name.endswith(WEIGHTS)))

@@ -17,8 +17,7 @@ from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import write_text
 from stages.parts.model.name import ModelName
-from stages.report.collect import collect
-from stages.report.page import HTML, render
+from stages.report.page import HTML, collect, render
 from stages.report.run_report import JSON
 
 SETTINGS: Final = ("profile", "workload", "optimize", "serving")

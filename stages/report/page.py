@@ -1,19 +1,64 @@
-"""The report as one HTML page without JavaScript (Argo's UI blocks it) and without outside references."""
+"""What a run left in the store, collected, and shown as one HTML page without JavaScript (Argo's UI blocks it) and
+without outside references."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from scoring.metrics import METRICS
 from scoring.names import REFERENCE
-from stages.report import choice, constraints, load, predicted, provenance, quality, reproduction, scores
+from stages.parts.base import program
+from stages.parts.base.store import ModelStore
+from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.production import Production
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.release import CANDIDATE_METRICS
+from stages.report import load, provenance, quality, scores
 from stages.report.cells import Variants, percent
+from stages.report.load import predictions
 from stages.report.plots import STYLES
 from stages.report.run_report import RunReport
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 HTML: Final = "report.html"
+
+
+def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, Any] | None = None) -> RunReport:
+    """Collect everything that the run left. Missing and damaged documents are left out, so that any run has a report.
+
+    *status* says how the run ended, in Argo's words; *settings* are its profile, workload, optimize and serving.
+    """
+    outcomes = program.outcomes(store.run(run_id))
+    evaluated = [outcome.variant for outcome in outcomes if outcome.stage == "evaluate" and outcome.result != "failed"]
+    variants = tuple(filter(None, (Variant.read_if_intact(store.optimized(name) / VARIANT) for name in evaluated)))
+    evaluations = tuple(filter(None, (Evaluation.read_if_intact(store.evaluation(name)) for name in evaluated)))
+    return RunReport(
+        run=run_id,
+        model=store.model,
+        status=status,
+        settings=dict(settings or {}),
+        outcomes=tuple(outcomes),
+        base=Acquired.read_if_intact(store.base / ACQUIRED),
+        decision=_decision(store, outcomes),
+        variants=variants,
+        evaluations=evaluations,
+        predictions=predictions(store, variants, evaluations),
+        written_at=datetime.now().astimezone(),
+    )
+
+
+def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production | None:
+    """Find the decision of this run, as long as its release is in production or the canary: not once a later run has
+    replaced it, or after a rollback."""
+    selected = next((outcome for outcome in outcomes if outcome.stage == "select" and outcome.result != "failed"), None)
+    if selected is None:
+        return None
+    stored = map(Production.read_if_intact, (store.production_metrics, store.path / CANDIDATE_METRICS))
+    return next((decision for decision in stored if decision and decision.key == selected.key), None)
 
 
 def render(report: RunReport) -> str:
@@ -58,7 +103,7 @@ def contents(report: RunReport) -> dict[str, Any]:
         "reference": reference,
         "metrics": tuple(METRICS),
         "styles": range(STYLES),
-        "predicted": predicted.predicted(report.predictions, evaluations, variants),
+        "predicted": load.predicted(report.predictions, evaluations, variants),
         "setup": provenance.setup(report.base, evaluations),
         "made": provenance.variants_made(report.variants, variants),
         "stages": provenance.stages_run(report.outcomes),
@@ -72,20 +117,20 @@ def contents(report: RunReport) -> dict[str, Any]:
             "quality": quality.quality(evaluations, decision, variants, reference),
         }
     if decision:
-        reason, details = choice.sentences(decision.reason)
+        reason, details = scores.sentences(decision.reason)
         shown |= {
             "reason": reason,
             "details": details,
-            "tiles": choice.tiles(decision),
-            "weights": choice.weights(decision),
+            "tiles": scores.tiles(decision),
+            "weights": scores.weights(decision),
             "scores": scores.scores(decision, variants),
             "score_plots": scores.score_plots(decision, variants),
             "comparisons": scores.comparisons(decision, variants),
             "trade_offs": scores.trade_offs(decision, variants),
-            "constraints": constraints.constraints(decision, evaluations, variants),
-            "settings_file": reproduction.SETTINGS_FILE,
-            "settings": reproduction.settings_file(report),
-            "command": reproduction.command(report, decision),
-            "reproduction": reproduction.facts(report, decision),
+            "constraints": quality.constraints(decision, evaluations, variants),
+            "settings_file": provenance.SETTINGS_FILE,
+            "settings": provenance.settings_file(report),
+            "command": provenance.command(report, decision),
+            "reproduction": provenance.reproduction(report, decision),
         }
     return shown

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from stages.parts.base.program import Outcome
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production

@@ -1,17 +1,21 @@
-"""The scores of the report: the plot of their parts, the table, and the trade-offs of quality."""
+"""Which variant to ship, why, and its metrics; and the scores of all: the plot of their parts, the table, and the
+trade-offs of quality."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup
 
 from scoring.metrics import METRICS, TITLES, odds, shown, si, span
+from scoring.names import REFERENCE
+from scoring.results import Change
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
-from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, row, signed
-from stages.report.choice import changed
+from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
 from stages.report.plots import WIDTH
 
 RELATIONS: Final = {
@@ -164,3 +168,75 @@ def _unit(metric: str, highest: float) -> tuple[float, str]:
         return 1.0, "ms"
     prefix = si(highest).split()[-1] if " " in si(highest).strip() else ""
     return {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(prefix, 1.0), f"{prefix}B"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure of the first screen."""
+
+    title: str
+    value: str
+    change: str
+    """The change from the reference, or why there is none."""
+    interval: str = ""
+    """95% interval of the change, or empty."""
+    verdict: str = ""
+    """better, worse, level or empty."""
+
+
+def sentences(reason: str) -> tuple[str, str]:
+    """Divide the decision's reason: the outcome, and the rest (comparison with the reference, excluded variants)."""
+    second_part = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
+    return (reason[: second_part.start()], reason[second_part.end() :]) if second_part else (reason, "")
+
+
+def weights(decision: Production) -> str:
+    """Say how often the winner is first under other weights; empty where no other variant could be chosen."""
+    winner = decision.chosen
+    near, anywhere = winner.weights_share, winner.any_weights_share
+    if near is None or anywhere is None or sum(not candidate.excluded for candidate in decision.candidates) < 2:
+        return ""
+    return (
+        f"{winner.variant} scores highest under {percent(near)} of the weightings near the profile’s, "
+        f"{percent(anywhere)} of all."
+    )
+
+
+def tiles(decision: Production) -> list[Tile]:
+    """Show the winner's four metrics, and its cost where the platform has a price."""
+    winner = decision.chosen
+    metrics = [_tile(winner, decision.reference or REFERENCE, metric, title) for metric, title in TITLES.items()]
+    if cost := winner.cost:
+        reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"
+        metrics.append(Tile("1 M output tokens", f"{cost.value:.3g} {cost.currency}", reach))
+    return metrics
+
+
+def _tile(winner: Candidate, reference: str, metric: str, title: str) -> Tile:
+    value = shown(metric, winner.raw[metric]) if metric in winner.raw else "–"
+    change = winner.change.get(metric)
+    if change:
+        return Tile(title, value, *changed(change), verdict(metric, change))
+    if winner.variant == reference:
+        return Tile(title, value, "the reference for the other variants")
+    return Tile(
+        title, value, f"not comparable with {reference}" if winner.change else f"no {reference} to compare with"
+    )
+
+
+def changed(change: Change) -> tuple[str, str]:
+    """Write a change in percent, and its 95% interval; the interval is empty where it has no width or is not known."""
+    value = f"{signed(100 * change.value, 1)}%"
+    if change.low is None or change.high is None:
+        return value, ""
+    low, high = signed(100 * change.low, 1), signed(100 * change.high, 1)
+    return value, "" if low == high else f"({low} to {high})"
+
+
+def verdict(metric: str, change: Change) -> str:
+    """Call the change better or worse if its interval excludes 0, otherwise level; empty without an interval."""
+    if change.low is None or change.high is None:
+        return ""
+    if change.low <= 0 <= change.high:
+        return "level"
+    return "better" if (change.low > 0) == METRICS[metric].higher_is_better else "worse"

@@ -13,7 +13,7 @@ from stages.parts.base import program
 from stages.parts.base.errors import AccessDenied
 from stages.parts.model import hub
 from stages.parts.model.checkpoint import read_config
-from stages.parts.model.directory import local_commit, local_sizes
+from stages.parts.model.description import local_commit, local_sizes
 from stages.parts.model.name import ModelName
 
 

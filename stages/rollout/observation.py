@@ -5,27 +5,36 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from stages.parts.base.errors import ServerFailed, TransientError
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.endpoint.endpoint import api_key
 from stages.parts.model.adapter import adapters_in
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import Journal, JournalChanges, Slice, Window
+from stages.parts.model.description import chat_template
+from stages.parts.records.rollout import Counters, Journal, Slice, Window
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.arguments import takes_pictures
-from stages.parts.vllm.client import Access, answer, answers_chat, has_chat_template
+from stages.parts.vllm.client import Access, answer, answers_chat
 from stages.parts.vllm.parsers import parses_calls
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.analysis import FAILURES, Observation, analyse
-from stages.rollout.pairs import Timing, send_pairs
-from stages.rollout.slices import LONGEST_S, SLICES, add_pairs, begin_slice, end_slice, late_s, slices_of
+from stages.rollout.slices import (
+    LONGEST_S,
+    SLICES,
+    Timing,
+    add_pairs,
+    begin_slice,
+    end_slice,
+    late_s,
+    send_pairs,
+    slices_of,
+)
 from stages.rollout.target import Target
 
 BURST: Final = 16
@@ -48,8 +57,8 @@ class Look:
 
     reason: str
     verdict: Literal["promote", "rollback", "inconclusive"] = "inconclusive"
-    changes: JournalChanges = field(default_factory=JournalChanges)
-    """What the journal has to keep of it."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that the journal has to keep of it."""
 
 
 def responds(store: ModelStore, target: Target, release: str, stable: str | None = None) -> bool:
@@ -63,7 +72,7 @@ def responds(store: ModelStore, target: Target, release: str, stable: str | None
             answer(url, name, api_key())
     except ServerFailed:
         return False
-    chats = any(has_chat_template(store.releases / name) for name in (release, stable) if name)
+    chats = any(chat_template(store.releases / name) for name in (release, stable) if name)
     serving, directory = target.serving_of(release), store.releases / release
     tools, picture = parses_calls(serving, directory), takes_pictures(serving, directory)
     return not chats or answers_chat(url, store.model, api_key(), tools=tools, picture=picture)
@@ -94,7 +103,7 @@ class Observer:
         if stable is None and not alone:
             return Look("the counters of the stable release can't be read")
         window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
-        changes: JournalChanges = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
+        changes = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
         between_steps = journal.instance not in ("", canary.instance)
         if between_steps or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:

@@ -22,14 +22,11 @@ from stages.parts.endpoint.endpoint import SERVERS, WANTED, Endpoint, ServerStat
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.metering import count_own
 from stages.parts.endpoint.tls import tls_of
-from stages.parts.records.counters import Counters, together
-from stages.parts.records.rollout import LOCAL
+from stages.parts.records.rollout import LOCAL, Counters, together
 from stages.parts.releases.pinned import pinned
-from stages.parts.releases.release import user
-from stages.parts.releases.split import Split
-from stages.parts.vllm.arguments import serves_on_gpu
+from stages.parts.releases.release import Split, user
+from stages.parts.vllm.arguments import check_replicas, serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
-from stages.parts.vllm.placement import check_replicas
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.target import Replicas, needed, tried_already
 
@@ -70,9 +67,6 @@ class OneMachine:
 
     def serving_of(self, release: str) -> Serving:
         return pinned(self._store, self._asked, release)
-
-    def startup_s(self, release: str) -> int:
-        return self.serving_of(release).startup_timeout_s
 
     def check_room(self, release: str) -> None:
         """See ``Target``. Where two releases do not fit, ``deploy`` replaces the stable one."""

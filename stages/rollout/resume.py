@@ -13,7 +13,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import Act, Journal, RolloutKind, read_journal, under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.target import Target
 
 DEPLOY: Final = "deploy"
@@ -51,7 +51,8 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         target.check_room(release)
     steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ()) if split.room else ()
     if settings.ready_timeout_s == "auto":
-        settings = settings.model_copy(update={"ready_timeout_s": float(SCHEDULED_S + target.startup_s(release))})
+        ready_s = SCHEDULED_S + target.serving_of(release).startup_timeout_s
+        settings = settings.model_copy(update={"ready_timeout_s": float(ready_s)})
     now = datetime.now(UTC)
     return Journal(
         id=uuid.uuid4().hex[:12],

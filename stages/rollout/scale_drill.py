@@ -13,11 +13,9 @@ from typing import Final
 
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import Answers, access_to, answers, clients, p95_ms, seconds_until, steady
-from stages.rollout.steady_load import SteadyLoad
+from stages.rollout.drills import Answers, SteadyLoad, access_to, answers, clients, p95_ms, seconds_until, steady
 from stages.rollout.target import Replicas, Target
 
 POLL_S: Final = 1.0

@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Literal, Unpack
+from typing import Any, Final, Literal
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records import rollout as records
-from stages.parts.records.rollout import Act, Journal, JournalChanges, Observed, RolloutKind, RolloutState, Transition
+from stages.parts.records.rollout import Act, Journal, Observed, RolloutKind, RolloutState, Transition
 from stages.parts.releases import release as releases
 from stages.rollout.analysis import check_quality
 from stages.rollout.observation import Look, Observer, agreement, responds
@@ -229,7 +229,7 @@ class StateMachine:
 
     def _observe(self) -> None:
         """Look once at a step, or at a canary that waits for a person."""
-        journal, began = self.journal, self._now()
+        journal, settings, began = self.journal, self.journal.settings, self._now()
         try:
             split = self.target.split()
             if split.stable == journal.release:
@@ -246,17 +246,12 @@ class StateMachine:
         self._keep(**look.changes)
         if look.verdict == "rollback":
             return self._start_rollback(f"at {journal.percent} %: {look.reason}")
-        if journal.state == "awaiting approval":
-            self._await_approval(look)
-        else:
+        if journal.state != "awaiting approval":
             self._end_step(look)
-        return self._pause(began) if self.journal.state == journal.state else None
-
-    def _await_approval(self, look: Look) -> None:
         # A window of many good hours would hide that it has been bad for a minute.
-        settings = self.journal.settings
-        if self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
+        elif self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
             self._keep(window=None, entered_at=self._now())
+        return self._pause(began) if self.journal.state == journal.state else None
 
     def _end_step(self, look: Look) -> None:
         """Go to the next step, to the promotion or back, once the evidence is sufficient; else wait."""
@@ -316,14 +311,14 @@ class StateMachine:
     def _start_rollback(self, reason: str) -> None:
         self._enter("rolling back", reason=reason)
 
-    def _enter(self, state: RolloutState, /, **changes: Unpack[JournalChanges]) -> None:
+    def _enter(self, state: RolloutState, /, **changes: Any) -> None:
         now = self._now()
         moved = self.journal.changed(**changes).changed(state=state, entered_at=now)
         transition = Transition(state=state, percent=moved.percent, at=now)
         self._write(moved.changed(transitions=(*moved.transitions, transition)))
         self._say(f"{state}: {moved.reason}" if "reason" in changes else state)
 
-    def _keep(self, **changes: Unpack[JournalChanges]) -> None:
+    def _keep(self, **changes: Any) -> None:
         if changes:
             self._write(self.journal.changed(**changes))
 

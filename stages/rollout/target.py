@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stages.parts.base.errors import Conflict, UnknownName
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import KSERVE, LOCAL
-from stages.parts.releases.split import Split
+from stages.parts.records.rollout import KSERVE, LOCAL, Counters
+from stages.parts.releases.release import Split
 
 if TYPE_CHECKING:
     from stages.parts.base.serving_settings import AskedServing, Serving
@@ -65,9 +64,6 @@ class Target(Protocol):
 
     def serving_of(self, release: str) -> Serving:
         """Return the settings with which its server is started."""
-
-    def startup_s(self, release: str) -> int:
-        """Return the longest time in seconds from the start of its server to its first answer."""
 
     def check_room(self, release: str) -> None:
         """Raise NotEnoughGpus if *release* does not fit beside what is served; nothing is started."""

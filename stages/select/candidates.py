@@ -105,8 +105,7 @@ def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tupl
     """Compare the variant with the reference on the items that both were asked, task by task, where there are any."""
     import numpy as np
 
-    from scoring.items import common
-    from scoring.paired import flips, mean_difference
+    from scoring.items import common, flips, mean_difference
 
     pairs = []
     for task in [task for task in reference if task in variant]:

@@ -9,15 +9,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from scoring.metrics import METRICS
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.capacity import throughput_of
+from stages.parts.samples.evidence import Questions, questions
 from stages.parts.samples.figures import percentiles
 from stages.parts.samples.lines import Samples
-from stages.parts.samples.questions import Questions, questions
-from stages.select.differences import differences
-from stages.select.notes import different_questions, machine_speeds, slower_shares
-from stages.select.stored import StoredDecision
+from stages.select.sentences import different_questions, machine_speeds, slower_shares
+from stages.select.stored import StoredDecision, differences
 
 if TYPE_CHECKING:
     from scoring.lead import Lead

@@ -15,9 +15,18 @@ from scoring.results import divergence_measures
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, TaskScore, by_machine
 from stages.parts.samples.capacity import within
-from stages.parts.samples.evidence import Gate, Measured, divergences, evidence_of, gates_of, losses_of, recoveries
+from stages.parts.samples.evidence import (
+    Gate,
+    Measured,
+    Questions,
+    divergences,
+    evidence_of,
+    gates_of,
+    losses_of,
+    questions,
+    recoveries,
+)
 from stages.parts.samples.lines import Samples
-from stages.parts.samples.questions import Questions, questions
 
 if TYPE_CHECKING:
     from scoring.estimate import Evidence

@@ -1,19 +1,188 @@
-"""A decision in words: sentences that agree with its numbers, and a table."""
+"""A decision in words: sentences that agree with its numbers, a table, and notes of what else its reader has to know
+about the measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Final
 
+from scoring.constraints import bound_of, meets
 from scoring.criteria import MARGIN_OF, Criteria
 from scoring.metrics import METRICS, TITLES, odds, shown
 from scoring.names import REFERENCE
 from scoring.results import Change
-from stages.parts.records.evaluation import grouped
-from stages.parts.records.production import Production
+from stages.parts.records.evaluation import Evaluation, by_machine, grouped
+from stages.parts.records.production import Price, Production
+from stages.parts.samples.evidence import Questions
+from stages.select.measurements import Measurements
+from stages.select.stored import Asked
 
 if TYPE_CHECKING:
     from scoring.choice import Verdict
+
+NOTED: Final = 0.05
+"""A note says if the machine was slower by more than this share for a variant."""
+
+
+def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Price | None) -> list[str]:
+    """Note values near a limit, different hardware, a machine that changed its speed or was shared, variants that were
+    overloaded or have no cost, and questions that were not asked or not of all."""
+    evaluations, questions = measurements.evaluations, measurements.questions
+    return [
+        *kept_answers(measurements.asked),
+        *near_limits(measurements, limits),
+        *different_hardware(evaluations),
+        *slower_machine(machine_speeds(evaluations)),
+        *changed_speed(evaluations),
+        *shared_machine(evaluations),
+        *with_adapters(evaluations),
+        *capacity_limits(evaluations),
+        *(without_cost(evaluations) if price else ()),
+        *not_asked(evaluations),
+        *different_questions(questions),
+        *without_items(evaluations, questions),
+    ]
+
+
+def kept_answers(asked: Asked | None) -> Iterator[str]:
+    """Note where the answers come from by which the losses are judged."""
+    if asked:
+        yield (
+            f"{asked.answers.variant} was asked the questions and not loaded, because it does not fit as the variants "
+            f"are served: its answers are those of {asked.answers.origin}."
+        )
+
+
+def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iterator[str]:
+    """Note each value whose 95 % interval crosses a limit."""
+    for name in measurements.measured:
+        values, intervals = measurements.measures(name), dict(measurements.intervals(name))
+        for measure, limit in limits.items():
+            value, interval = values.get(measure), intervals.get(measure)
+            if value is None or interval is None or not math.isfinite(value):
+                continue
+            low, high = min(interval[0], value), max(interval[1], value)
+            if meets(measure, low, limit) != meets(measure, high, limit):
+                yield (
+                    f"{name} {'meets' if meets(measure, value, limit) else 'violates'} {bound_of(measure, limit)} "
+                    f"for {measure} with {value:.4g}, but its 95 % interval of {low:.4g} to {high:.4g} "
+                    "crosses the limit."
+                )
+
+
+def with_adapters(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    if names := sorted({name for evaluation in evaluations.values() for name in evaluation.adapters}):
+        yield f"The variants were measured, and the winner is served, with the LoRA adapters {', '.join(names)}."
+
+
+def different_hardware(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    machines = by_machine(evaluations)
+    if len(machines) > 1:
+        listed = "; ".join(f"{', '.join(names)} on {hardware}" for hardware, names in machines.items())
+        yield (
+            f"The variants were measured on different hardware ({listed}): latency and throughput are not "
+            "comparable and do not count in the score."
+        )
+
+
+def machine_speeds(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """Compute the speed of the machine when each variant was measured: the geometric mean of its probes. Variants
+    measured on GPUs are missing, because GPUs are not probed.
+
+    Blocks compare the variants within minutes of each other and in an order that rotates, so that a drift of the
+    machine is part of the noise of starts. Where a server is started only once, nothing else shows it than these
+    probes. Measured values are never scaled by them, because the effect of a slower machine depends on what limits the
+    load.
+    """
+    return {
+        name: geometric_mean([speed for probe in drift.probes() for speed in probe.model_dump().values()])
+        for name, evaluation in evaluations.items()
+        if (drift := evaluation.drift) and not evaluation.hardware.gpus
+    }
+
+
+def slower_shares(shares: Mapping[str, float]) -> str:
+    """List the variants for which the machine was slower by more than a note needs; empty if there are none."""
+    return ", ".join(f"{share:.0%} slower for {name}" for name, share in shares.items() if share > NOTED)
+
+
+def slower_machine(speeds: Mapping[str, float]) -> Iterator[str]:
+    """Note a machine that was not equally fast for all variants."""
+    fastest = max(speeds, key=lambda name: speeds[name], default="")
+    if slower := slower_shares({name: 1 - speed / speeds[fastest] for name, speed in speeds.items()}):
+        yield f"The machine itself was {slower} than for {fastest}; latency and throughput are reported as measured."
+
+
+def changed_speed(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    drifts = {
+        name: run.drift.largest_change for name, run in evaluations.items() if run.drift and not run.hardware.gpus
+    }
+    changed = grouped({name: f"{change:.0%}" for name, change in sorted(drifts.items()) if change > NOTED})
+    for change, names in changed.items():
+        yield f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured."
+
+
+def shared_machine(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    shared = grouped({name: ", ".join(run.beside) for name, run in sorted(evaluations.items()) if run.beside})
+    for models, names in shared.items():
+        yield f"The machine was serving {models} while {', '.join(names)} was measured."
+
+
+def capacity_limits(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    """Note the variants that were overloaded, and those whose capacity is higher than any rate that was tried."""
+    at_least = []
+    for name, evaluation in sorted(evaluations.items()):
+        capacity, rate_per_s = evaluation.capacity, evaluation.load.rate_per_s
+        if capacity and rate_per_s and capacity.requests_per_s < rate_per_s:
+            yield (
+                f"{name} can serve only {capacity.requests_per_s:.3g} requests/s within the latency targets, and its "
+                f"latency was measured at {rate_per_s:.3g}, as that of all variants: it depends on how long was "
+                "measured."
+            )
+        if capacity and capacity.is_lower_bound:
+            at_least.append(name)
+    if at_least:
+        yield (
+            f"After a start of {', '.join(at_least)} every rate held that was tried: the capacity is at least what is "
+            "given. More trials would find it (workload.trials)."
+        )
+
+
+def without_cost(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    names = [
+        name
+        for name, evaluation in evaluations.items()
+        if evaluation.goodput and not (evaluation.capacity or evaluation.goodput).output_tokens_per_s
+    ]
+    if names:
+        yield f"No request of {', '.join(names)} met the latency targets, so there is no cost of tokens within them."
+
+
+def not_asked(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    reasons = {task: why for evaluation in evaluations.values() for task, why in evaluation.not_asked.items()}
+    return [f"{task} was not asked: {why}." for task, why in reasons.items()]
+
+
+def different_questions(questions: Questions) -> Iterator[str]:
+    """Note each task in which the variants were asked different questions."""
+    for task in {task: None for tasks in questions.values() for task in tasks}:
+        names = [set(tasks[task].named()) for tasks in questions.values() if task in tasks]
+        common, most = len(set.intersection(*names)), max(map(len, names))
+        if common < len(set.union(*names)):
+            yield (
+                f"Only {common} of {most} questions of {task} are the same for all variants: the others count as "
+                "different questions and are not compared in pairs."
+            )
+
+
+def without_items(evaluations: Mapping[str, Evaluation], questions: Questions) -> Iterator[str]:
+    """Note the tasks that are not among the questions of every variant, from which the quality is computed."""
+    tasks = {score.task: None for evaluation in evaluations.values() for score in evaluation.quality}
+    partial = [task for task in tasks if not all(task in variant for variant in questions.values())]
+    if partial:
+        yield f"Not every variant has items of {', '.join(partial)}: that does not count in any score."
 
 
 def reason_of(

@@ -28,8 +28,7 @@ from stages.parts.samples.capacity import RULE, capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
 from stages.parts.samples.lines import Samples, StartLoad, read_samples
 from stages.select.decision import decide
-from stages.select.differences import differences
-from stages.select.stored import ANSWERS, DECISION, MEASUREMENTS, Asked, StoredDecision, read_stored
+from stages.select.stored import ANSWERS, DECISION, MEASUREMENTS, Asked, StoredDecision, differences, read_stored
 
 NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
 """Fields of a decision that do not follow from the measurements."""
@@ -91,12 +90,7 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
         if document != _json(stored.folder / MEASUREMENTS / f"{name}.json"):
             verification.findings.append(f"{stored.shown(current)} is not what {stored.folder.name} decided by")
     for path in paths:
-        verification.compared.append(stored.shown(path))
-        if (sha256 := _sha256(path)) != evaluation.samples_sha256:
-            verification.findings.append(
-                f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
-                f"{evaluation.samples_sha256[:12]}… was measured"
-            )
+        _check_digest(stored, path, evaluation.samples_sha256, verification)
 
 
 def check_answers(stored: StoredDecision, verification: Verification) -> Asked | None:
@@ -110,18 +104,21 @@ def check_answers(stored: StoredDecision, verification: Verification) -> Asked |
     if asked is None:
         return None
     answers, path = asked.answers, stored.samples_path(ANSWERS)
-    verification.compared.append(stored.shown(path))
-    if (sha256 := _sha256(path)) != answers.samples_sha256:
-        verification.findings.append(
-            f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, "
-            f"{answers.samples_sha256[:12]}… was asked"
-        )
+    _check_digest(stored, path, answers.samples_sha256, verification)
     verification.findings += [
         f"answers of {answers.variant}: {score.task} is {score.value}, the samples give {computed.value}"
         for score in answers.quality
         if (computed := task_score(score, asked.samples)) and computed != score
     ]
     return asked
+
+
+def _check_digest(stored: StoredDecision, path: Path, recorded: str, verification: Verification) -> None:
+    verification.compared.append(stored.shown(path))
+    if (sha256 := _sha256(path)) != recorded:
+        verification.findings.append(
+            f"samples were changed: {stored.shown(path)} has sha256 {sha256[:12]}…, {recorded[:12]}… was recorded"
+        )
 
 
 def _measured_again(current: Path, evaluation: Evaluation) -> bool:

@@ -26,9 +26,8 @@ import yaml
 
 from pipeline.argo.runs import ClusterRun, find
 from stages.parts.base.program import version
-from stages.parts.cluster.api import Cluster, connect
+from stages.parts.cluster.api import Absent, Cluster, connect
 from stages.parts.cluster.kinds import NAMESPACES, NODES, Kind, Object
-from stages.parts.cluster.refusals import Absent
 from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
 

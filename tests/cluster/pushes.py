@@ -11,9 +11,8 @@ from typing import Final
 
 import yaml
 
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import DEPLOYMENTS, PODS, Kind
-from stages.parts.cluster.refusals import Absent
 from tests.cluster.conftest import Place
 from tests.pipeline.events.receiving import HARBOR_PUSH, HARBOR_TOKEN, PUSH, SECRET, TOKEN
 

@@ -25,7 +25,7 @@ from pipeline.argo.runs import ClusterRun
 from pipeline.argo.status import arguments_of
 from pipeline.cluster.doctor import check_cluster
 from pipeline.events.push import Push
-from pipeline.runs.checks import Finding
+from pipeline.runs.tables import Finding
 from pipeline.settings.config import load
 from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind

@@ -15,8 +15,8 @@ import httpx
 
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import endpoint
+from stages.parts.machine.hardware import processor
 from stages.parts.machine.process import Contained
-from stages.parts.machine.processor import processor
 from tests.demo import DEMO, MODEL
 from tests.hub.server import HubServer
 

@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 
 from stages.parts.base.store import ModelStore
+from stages.parts.machine.hardware import processor
 from stages.parts.machine.process import Contained
-from stages.parts.machine.processor import processor
 from tests.demo import DEMO
 from tests.demo import MODEL as MODEL
 from tests.hub.server import HubServer

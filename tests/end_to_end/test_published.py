@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from stages.parts.base.store import ModelStore
-from stages.parts.machine.processor import processor
+from stages.parts.machine.hardware import processor
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant

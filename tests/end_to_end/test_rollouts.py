@@ -28,15 +28,13 @@ from stages.parts.base.errors import RolledBack
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree, write_json
 from stages.parts.endpoint.endpoint import Endpoint, endpoint
-from stages.parts.records.counters import Counters
 from stages.parts.records.evaluation import Evaluation
-from stages.parts.records.rollout import Journal, read_journal
+from stages.parts.records.rollout import Counters, Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
 from stages.parts.vllm.client import Access
-from stages.rollout.drills import Answers, answers
+from stages.rollout.drills import Answers, SteadyLoad, answers
 from stages.rollout.one_machine import OneMachine
-from stages.rollout.steady_load import SteadyLoad
 from tests.end_to_end.command_line import (
     API_KEY,
     CONFIG,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.evaluate.questions.sources import DATA
+from stages.evaluate.questions.question import DATA
 from stages.parts.model.hub import DatasetFile
 from tests.hub.server import HubServer
 

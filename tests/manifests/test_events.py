@@ -21,8 +21,7 @@ import yaml
 from pipeline.cli import app
 from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, documents, for_triggers
 from pipeline.commands.events import receive
-from pipeline.events.providers import PROVIDERS
-from pipeline.events.push import Push, workflow
+from pipeline.events.push import PROVIDERS, Push, workflow
 from pipeline.events.receiver import TOKEN_VARIABLE
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template

@@ -149,7 +149,7 @@ def quantize(kind: str, name: str) -> str:
 
 def serve(kind: str) -> None:
     """Serve what was made and is not recorded yet."""
-    from stages.parts.vllm.kernels import experts_of, missing_kernels
+    from stages.parts.vllm.support import experts_of, missing_kernels
 
     found = read().get(kind, {})
     served = found.get("served", {})

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from pipeline.local.doctor import describe
-from stages.parts.machine.processor import Processor, processor
+from stages.parts.machine.hardware import Processor, processor
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "transformers", "kubernetes", "hera", "pandas", "huggingface_hub")

@@ -22,7 +22,7 @@ from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Drift, Evaluation, Speed
 from stages.parts.records.production import Price
 from stages.parts.records.variant import VARIANT, Variant
-from stages.report.collect import collect
+from stages.report.page import collect
 from stages.select.selection import select
 from tests.samples import MODEL, NOW, evaluation, measured_store, outcome, variant
 

@@ -164,8 +164,8 @@ def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:
         (("org/llama-3.1-8b", "--slo", "ttft=1"), 2, "'ttft=1' is not a target", "ttft=1s,tpot=50ms"),
         (("org/llama-3.1-8b", "--price", "h100"), 2, "not of the form GPU=PRICE", "h100=2.50"),
         (("org/llama-3.1-8b", "--price", "x=1"), 2, "unknown accelerator 'x'", "known: "),
-        (("org/llama-3.1-8b", "--context", "200000"), 2, "made for 131,072 tokens", "--context 131072"),
-        (("org/llama-3.1-8b", "--context", "128"), 2, "requests have up to 960 tokens", "larger --context"),
+        (("org/llama-3.1-8b", "--context", "200000"), 2, "made for 131,072 tokens", "to 131072"),
+        (("org/llama-3.1-8b", "--context", "128"), 2, "requests have up to 960 tokens", "a --context from 960"),
         (("org/llama-3.1-8b", "--accelerators", "none.yaml"), 2, "cannot read none.yaml", ""),
     ],
 )

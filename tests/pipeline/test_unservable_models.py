@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from stages.parts.machine.hardware import gpus
-from stages.parts.machine.processor import processor
+from stages.parts.machine.hardware import gpus, processor
 from tests.hub import HubServer
 from tests.hub.models import CONFIG, Stages, tiny_model, write_model
 

@@ -82,26 +82,26 @@ def test_active_parameters_of_mixtures_of_experts_are_those_published(name: str,
     ],
 )
 def test_a_token_takes_the_published_bytes_of_kv_cache(name: str, bytes_per_token: int) -> None:
-    assert model(name).kv_bytes_per_token() == bytes_per_token
+    assert model(name).kv_bytes(1) == bytes_per_token
 
 
 def test_a_sliding_window_keeps_no_more_than_its_length() -> None:
     gemma_2 = model("gemma-2-9b")
     assert [layer.attention.window for layer in gemma_2.layers[:3]] == [4096, None, 4096]
-    assert gemma_2.cache_bytes(8192) == 2 * 8 * 256 * 2 * 21 * (4096 + 8192)
+    assert gemma_2.kv_bytes(8192) == 2 * 8 * 256 * 2 * 21 * (4096 + 8192)
     gemma_3 = model("gemma-3-27b")
     assert sum(layer.attention.window is None for layer in gemma_3.layers) == 10
-    assert gemma_3.cache_bytes(131_072) == 2 * 16 * 128 * 2 * (52 * 1024 + 10 * 131_072)
+    assert gemma_3.kv_bytes(131_072) == 2 * 16 * 128 * 2 * (52 * 1024 + 10 * 131_072)
 
 
 def test_layers_with_a_state_keep_the_same_bytes_for_any_length() -> None:
     # arXiv:2403.19887, table 1: the cache of 256K tokens of Jamba has 4 GB. A state is 8192 channels · (3 + 16) values.
     jamba = model("jamba-v0.1")
-    assert jamba.cache_bytes(262_144) == 4 * GIB + 28 * 8192 * (3 + 16) * 2
+    assert jamba.kv_bytes(262_144) + jamba.state_bytes() == 4 * GIB + 28 * 8192 * (3 + 16) * 2
     # 32 heads of 128 · 128, and three inputs of a convolution over 2 · 16 · 128 + 32 · 128 channels, in 36 layers.
     qwen = model("qwen3-next-80b-a3b")
-    assert qwen.cache_bytes(1) - qwen.kv_bytes_per_token() == 36 * (32 * 128 * 128 + 3 * 8192) * 2
-    assert qwen.cache_bytes(1, recurrent_bytes=4) - qwen.cache_bytes(1) == 36 * 32 * 128 * 128 * 2
+    assert qwen.state_bytes() == 36 * (32 * 128 * 128 + 3 * 8192) * 2
+    assert qwen.state_bytes(recurrent_bytes=4) - qwen.state_bytes() == 36 * 32 * 128 * 128 * 2
 
 
 def test_windows_that_a_config_only_mentions_are_not_used() -> None:

@@ -11,8 +11,17 @@ import yaml
 
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.families import read_architecture
-from scoring.capacity.layout import LEAST_CONTEXT, Demand, Layout, choose_layout, contradictions, left_out
-from scoring.capacity.memory import MemorySettings, Parallelism, fit
+from scoring.capacity.memory import (
+    LEAST_CONTEXT,
+    Demand,
+    Layout,
+    MemorySettings,
+    Parallelism,
+    choose_layout,
+    contradictions,
+    fit,
+    left_out,
+)
 from scoring.capacity.storage import SIXTEEN_BIT
 from stages.parts.base.formats import storage_of
 from stages.parts.machine.accelerators import catalogue

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoring.paired import flips, mcnemar, mean_difference
+from scoring.items import flips, mcnemar, mean_difference
 
 
 @given(st.integers(0, 200), st.integers(0, 200))

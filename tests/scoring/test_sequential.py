@@ -5,9 +5,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from scoring.sequential import RESERVED, limits, spent
+from scoring.sequential import RESERVED, limit, spent
 
 FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def limits(alpha: float, times: tuple[float, ...], step: int = 1) -> list[float]:
+    """Return the limit of each look, of which the last adds *step* starts."""
+    return [limit(alpha, times[:look], step if look == len(times) else 1) for look in range(1, len(times) + 1)]
 
 
 def test_five_looks_have_the_limits_of_the_literature():

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Final
 
 from stages.evaluate.questions.instructions import ifeval, instructions
-from stages.evaluate.questions.question import QuestionTask
+from stages.evaluate.questions.question import DATA, KIND, QuestionTask, of_text
 from stages.evaluate.questions.recall import recall
 from stages.evaluate.questions.requests import structured_outputs, tool_calls
-from stages.evaluate.questions.sources import DATA, KIND, of_text
 from stages.parts.base.store import digest_of
 from stages.parts.model.corpora import text_digest
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.questions import written
-from stages.evaluate.questions.question import Question, Served, asked
+from stages.evaluate.questions.question import DATA, Question, Served, asked
 from stages.evaluate.questions.requests import parsed, without_fence
-from stages.evaluate.questions.sources import DATA
 from stages.parts.model.hub import dataset_file
 
 MIXED: Final = 1490
@@ -121,11 +120,6 @@ def _two_responses(text: str) -> bool:
     return len(responses) == 2 and all(responses) and responses[0] != responses[1]
 
 
-def _quoted(text: str) -> bool:
-    text = text.strip()
-    return len(text) > 1 and text.startswith('"') and text.endswith('"')
-
-
 CHECKS: Final[dict[str, Check]] = {
     "keywords:existence": lambda text, keywords: all(occurrences(keyword, text) for keyword in keywords),
     "keywords:frequency": lambda text, keyword, frequency, relation: compared(
@@ -166,7 +160,7 @@ CHECKS: Final[dict[str, Check]] = {
     "startend:end_checker": lambda text, end_phrase: (
         text.strip().strip('"').casefold().endswith(end_phrase.strip().casefold())
     ),
-    "startend:quotation": _quoted,
+    "startend:quotation": lambda text: bool(re.fullmatch(r'\s*".*"\s*', text, re.DOTALL)),
     "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: compared(
         sum(word.isupper() for word in WORD.findall(text)), capital_relation, capital_frequency
     ),

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stages.evaluate.questions.question import Question, Served, asked
-from stages.evaluate.questions.sources import KIND
+from stages.evaluate.questions.question import KIND, Question, Served, asked
 from stages.parts.model.corpora import read_documents
-from stages.parts.vllm.completions import tokenize
+from stages.parts.vllm.client import tokenize
 
 SEED: Final = 20260102
 LENGTHS: Final = (1.0, 0.5, 0.25)

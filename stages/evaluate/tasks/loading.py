@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stages.evaluate.questions.sources import DATA
+from stages.evaluate.questions.question import DATA
 from stages.parts.model.hub import dataset_file
 
 if TYPE_CHECKING:

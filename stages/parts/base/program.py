@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.parts.base import log
 from stages.parts.base.errors import Interrupted, SlipwayError
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, write_text
+from stages.parts.base.store import ModelStore, Record, write_text
 
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"

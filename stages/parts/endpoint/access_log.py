@@ -16,8 +16,7 @@ from typing import IO, Final
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from stages.parts.base.record import Record
-from stages.parts.base.store import write_text
+from stages.parts.base.store import Record, write_text
 
 NAME: Final = "access.jsonl"
 

@@ -16,8 +16,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.record import Record
-from stages.parts.base.store import exclusive, write_json
+from stages.parts.base.store import Record, exclusive, write_json
 
 FILE: Final = "clients.json"
 PREFIX: Final = "sk-slipway-"

@@ -29,7 +29,7 @@ from stages.parts.endpoint.door import CLIENT_HEADER, MODEL_HEADER, PRIORITY_HEA
 from stages.parts.endpoint.routing import HEALTH, OFFERED, Routing, names_of
 from stages.parts.endpoint.tls import SECRET_FILE, Tls
 from stages.parts.machine.process import Contained
-from stages.parts.vllm.streaming import RELEASE_HEADER
+from stages.parts.vllm.client import RELEASE_HEADER
 
 if TYPE_CHECKING:
     import jinja2

@@ -18,8 +18,8 @@ from stages.parts.base.log import say
 from stages.parts.endpoint.endpoint import ServerState, State
 from stages.parts.endpoint.metering import Meter
 from stages.parts.endpoint.routing import Backend
+from stages.parts.vllm.arguments import check_replicas, gpus_of
 from stages.parts.vllm.client import healthy, socket_of
-from stages.parts.vllm.placement import check_replicas, gpus_of
 from stages.parts.vllm.server import POLL_S, Server, ServerSpec, running
 
 PREVIOUS: Final = ".previous.log"

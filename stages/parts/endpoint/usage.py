@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from scoring.percentiles import p95
-from stages.parts.base.record import Record
-from stages.parts.base.store import exclusive, write_text
+from stages.parts.base.store import Record, exclusive, write_text
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import Database

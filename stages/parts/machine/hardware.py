@@ -1,4 +1,8 @@
-"""The hardware of this machine. Two evaluations can be compared only if their hardware is the same."""
+"""The hardware of this machine. Two evaluations can be compared only if their hardware is the same.
+
+vLLM's CPU build has three libraries, one for each of AVX2, AVX-512 and AVX-512 with bf16, and loads the one that the
+processor can run.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ from pydantic import Field
 
 from scoring.units import MIB
 from stages.parts.base.errors import NotInstalled
-from stages.parts.base.record import Record
-from stages.parts.machine.processor import CPUINFO, Processor, processor
+from stages.parts.base.store import Record
 
 NVIDIA_SMI_TIMEOUT_S: Final = 30
 DRIVER: Final = Path("/usr/local/nvidia")
@@ -27,6 +30,55 @@ GPUS_VARIABLE: Final = "SLIPWAY_GPUS"
 CPUS: Final = Path("/sys/devices/system/cpu")
 CGROUP_LIMITS: Final = tuple(Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes"))
 """A container's limit of memory, by the version of the kernel's control groups."""
+CPUINFO: Final = Path("/proc/cpuinfo")
+LIMIT: Final = "ONEDNN_MAX_CPU_ISA"
+BELOW_AVX2: Final = {"SSE41", "AVX"}
+BELOW_AVX512: Final = BELOW_AVX2 | {"AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
+BELOW_BF16: Final = BELOW_AVX512 | {"AVX512_CORE", "AVX512_CORE_VNNI"}
+BELOW_AMX: Final = BELOW_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"}
+
+
+class Processor(Record):
+    """The instructions of an x86-64 processor that decide which arithmetic is fast and which kernels vLLM has."""
+
+    avx2: bool
+    avx512: bool
+    """AVX-512 F. Without it vLLM's CPU build loads its AVX2 library, which has no kernel for 4-bit weights."""
+    bf16: bool
+    """bfloat16 arithmetic, by AVX512_BF16 or AMX_BF16. Without it bfloat16 is converted before every operation."""
+    amx: bool
+    """AMX tiles."""
+
+    @property
+    def name(self) -> str:
+        """``AMX``, ``AVX-512 with bf16``, ``AVX-512``, ``AVX2`` or ``no AVX2``."""
+        if self.amx:
+            return "AMX"
+        if self.avx512:
+            return "AVX-512 with bf16" if self.bf16 else "AVX-512"
+        return "AVX2" if self.avx2 else "no AVX2"
+
+
+def processor(cpuinfo: Path = CPUINFO) -> Processor | None:
+    """Describe the processor as the kernel describes it, limited to what ``ONEDNN_MAX_CPU_ISA`` allows.
+
+    None where nothing is known, as on ARM, whose processors are described in other words.
+    """
+    if not (flags := set(_cpuinfo("flags", cpuinfo).split())):
+        return None
+    # oneDNN ignores case, and values that it does not know.
+    limit = os.environ.get(LIMIT, "").upper()
+    return Processor(
+        avx2="avx2" in flags and limit not in BELOW_AVX2,
+        avx512="avx512f" in flags and limit not in BELOW_AVX512,
+        bf16=bool(flags & {"avx512_bf16", "amx_bf16"}) and limit not in BELOW_BF16,
+        amx="amx_tile" in flags and limit not in BELOW_AMX,
+    )
+
+
+def cpu_dtype(here: Processor | None) -> str:
+    """Choose the arithmetic that is fast on a processor: ``float32`` on one without bf16, otherwise ``bfloat16``."""
+    return "bfloat16" if here is None or here.bf16 else "float32"
 
 
 class Hardware(Record):
@@ -41,7 +93,7 @@ class Hardware(Record):
 def hardware() -> Hardware:
     """Describe what this process may use of the machine: cores (affinity), memory (cgroup limit) and GPUs."""
     return Hardware(
-        cpu=_cpu_model(),
+        cpu=_cpuinfo("model name") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),
         gpus=tuple(gpus()),
@@ -153,12 +205,12 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
     return {cpu}.union(*(range(end[0], end[-1] + 1) for end in ends))
 
 
-def _cpu_model() -> str:
-    try:
-        model = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(), re.MULTILINE)
-    except OSError:
-        model = None
-    return model[1].strip() if model else platform.machine()  # cpuinfo on ARM names no model
+def _cpuinfo(field: str, path: Path = CPUINFO) -> str:
+    """Read what the kernel says of a processor; empty if it does not: on ARM it describes them in other words."""
+    with contextlib.suppress(OSError):
+        if line := re.search(rf"^{field}\s*:\s*(.+)$", path.read_text(), re.MULTILINE):
+            return line[1].strip()
+    return ""
 
 
 def total_memory_bytes() -> int:

@@ -17,8 +17,7 @@ from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
 from stages.parts.model.checkpoint import parse_object
-from stages.parts.model.description import Description, tensor_shapes
-from stages.parts.model.directory import local_sizes
+from stages.parts.model.description import Description, local_sizes, tensor_shapes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
 from stages.parts.model.unservable import NO_PICKLES

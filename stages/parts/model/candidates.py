@@ -18,7 +18,7 @@ from pydantic import RootModel
 
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.formats import FORMATS
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 from stages.parts.model.description import (
     CHAT_FILES,
     Description,

@@ -5,6 +5,7 @@ This module imports no model library and runs none of the model's own code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.store import safe_relative
 from stages.parts.model.published import format_of
@@ -45,14 +47,14 @@ TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checked checkpoint says about itself."""
+    """What a checked checkpoint, or an adapter, says about itself."""
 
     architecture: str
     license: str | None
     """The identifier from the model card."""
     parameters: int
     """Count of weights over all tensors, as many as they were before they were packed."""
-    format: str
+    format: str = REFERENCE
     """That in which the publisher stores them; fp16 for 16 or 32 bit."""
 
 
@@ -242,6 +244,21 @@ def _weight_map(directory: Path) -> dict[str, str]:
     for shard in set(weight_map.values()):
         safe_relative(shard)
     return weight_map
+
+
+def config_in(directory: Path) -> dict[str, Any]:
+    """Read config.json; empty if it can't be read: vLLM says then what is wrong."""
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((directory / CONFIG).read_bytes())
+        return config if isinstance(config, dict) else {}
+    return {}
+
+
+def stated(config: Mapping[str, Any], *fields: str) -> Any:
+    """Find the value of the first of these fields that is set, in config.json or in its part for the language model;
+    None if none is."""
+    parts = (config, config.get("text_config") or {})
+    return next((part[name] for part in parts for name in fields if part.get(name)), None)
 
 
 def parse_object(content: bytes, name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,28 +14,34 @@ from pathlib import Path
 from typing import Any, Final
 
 from scoring.capacity.families import BYTES
-from stages.parts.base.errors import ModelNotFound
+from stages.parts.base.errors import DamagedModel, InvalidName, ModelNotFound
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
 from stages.parts.model.checkpoint import (
     CONFIG,
     INDEX,
     SINGLE,
+    chosen,
     likely_weights,
     parse_object,
     read_config,
+    small_files,
+    stated,
     weight_files,
 )
-from stages.parts.model.directory import local_sizes
 from stages.parts.model.name import ModelName
 from stages.parts.model.published import PublishedFormat, format_of
 from stages.parts.model.safetensors import read_headers
-from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 
 CHAT_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 """Where a chat template may be."""
 REQUESTS: Final = 16
 """Headers that are read at a time."""
+LOCAL_PREFIX: Final = "local-"
+LOCAL_DIGITS: Final = 40
+"""Hexadecimal digits of the sha256: as many as a commit on the Hub has."""
+LOCAL_COMMIT: Final = re.compile(f"{LOCAL_PREFIX}[0-9a-f]{{{LOCAL_DIGITS}}}")
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,32 @@ def _count(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> int | None
         return None
     if isinstance(count := metadata.get("total_parameters"), int):
         return count
-    parts = (config, config.get("text_config") or {})
-    kind = next((part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)), None)
-    size, value_bytes = metadata.get("total_size"), BYTES.get(str(kind))
+    size, value_bytes = metadata.get("total_size"), BYTES.get(str(stated(config, "dtype", "torch_dtype")))
     return size // value_bytes if value_bytes and isinstance(size, int) else None
+
+
+def local_commit(directory: Path) -> str:
+    """Compute a commit name for the files of *directory* that serving needs; it changes when any of them changes."""
+    paths = local_sizes(directory)
+    names = chosen(small_files(paths), weight_files(paths, directory))
+    return commit_name(files_digest(tuple(File.of(directory, name) for name in names)))
+
+
+def commit_name(digest: str) -> str:
+    """Make the commit name of the local files with this ``files_digest``."""
+    return LOCAL_PREFIX + digest[:LOCAL_DIGITS]
+
+
+def local_sizes(directory: Path) -> dict[str, int]:
+    """List the sizes in bytes of the files in a directory and one level below. Follows symbolic links, and refuses
+    broken ones with DamagedModel, and a directory that does not exist with InvalidName."""
+    if not directory.is_dir():
+        hint = "give a name as on the Hub ('org/name'), or a directory that exists"
+        raise InvalidName(f"there is no directory {directory}", hint=hint)
+    sizes = {}
+    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
+        if path.is_symlink() and not path.exists():
+            raise DamagedModel(f"{path} is a broken link", hint="repair or remove it")
+        if path.is_file():
+            sizes[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return sizes

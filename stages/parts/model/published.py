@@ -2,7 +2,7 @@
 compute it, and how such a checkpoint becomes a variant.
 
 Methods are named as ``quant_method`` in config.json, which vLLM reads as well; a test compares them with its registry.
-``check`` asks vLLM itself for its kernels (``stages.parts.vllm.kernels``).
+``check`` asks vLLM itself for its kernels (``stages.parts.vllm.support``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stages.parts.base.errors import UnusableModel
 from stages.parts.base.formats import FORMATS, Peak, storage_of
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import place_tree
+from stages.parts.machine.hardware import Processor
 from stages.parts.machine.process import peak_resident_bytes
-from stages.parts.machine.processor import Processor
 from stages.parts.model.safetensors import BITS, Tensor, read_headers
 from stages.parts.records.variant import Variant
 
@@ -197,12 +197,6 @@ def _integers(name: str, quantization: Config, *further: Scales) -> PublishedFor
     return _form(name, bits, group, replace(group, bits=bits), *further, needs=needs)
 
 
-def _mxfp4(quantization: Config) -> PublishedFormat:  # noqa: ARG001
-    """Describe gpt-oss, of which only the experts are in MXFP4."""
-    storage = Storage("mxfp4", 4, (Scales(8, 32),), frozenset({"experts"}), capabilities=(8.0, math.inf))
-    return PublishedFormat("mxfp4", storage, "AMX")
-
-
 def _modelopt(quantization: Config) -> PublishedFormat:
     algorithms = {
         "FP8": _fp8({}),
@@ -246,11 +240,15 @@ def _scheme(weights: Config, activations: Config | None) -> PublishedFormat:
     return _form(f"fp{bits}{suffix}", bits, scale, arithmetic="fp8" if activations else "bf16")
 
 
+MXFP4: Final = PublishedFormat(
+    "mxfp4", Storage("mxfp4", 4, (Scales(8, 32),), frozenset({"experts"}), capabilities=(8.0, math.inf)), "AMX"
+)
+"""gpt-oss's, of which only the experts are in it."""
 METHODS: Final[Mapping[str, Callable[[Config], PublishedFormat]]] = {
     "fp8": _fp8,
     "awq": lambda stated: _integers("awq", stated),
     "gptq": lambda stated: _integers("gptq", stated, Scales(32, 1, None, loaded=False)),
-    "mxfp4": _mxfp4,
+    "mxfp4": lambda _: MXFP4,
     "modelopt": _modelopt,
     "compressed-tensors": _compressed_tensors,
 }

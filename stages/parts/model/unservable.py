@@ -42,9 +42,10 @@ class ModelKind:
         for path in sorted(paths):
             if any(fnmatchcase(path, pattern) for pattern in self.files):
                 return path
-        for architecture in _architectures(config):
-            if self.architectures and re.fullmatch(self.architectures, architecture):
-                return architecture
+        named = config.get("architectures")
+        for architecture in named if isinstance(named, list) and self.architectures else ():
+            if re.fullmatch(self.architectures, str(architecture)):
+                return str(architecture)
         if self.field in config and self.holds(config[self.field]):
             return f"{self.field!r} in config.json"
         return None
@@ -143,8 +144,3 @@ def refuse_kind(config: Config, paths: Collection[str]) -> None:
     for kind in KINDS:
         if sign := kind.sign(paths, config):
             raise UnusableModel(f"the model is {kind.what} ({sign}), which slipway can't serve", hint=kind.instead)
-
-
-def _architectures(config: Config) -> list[str]:
-    named = config.get("architectures")
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, digest_of, sha256_of
+from stages.parts.base.store import ModelStore, Record, digest_of, sha256_of
 
 ACQUIRED: Final = "acquired.json"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 from stages.parts.machine.hardware import Hardware
 
 SAMPLES_SUFFIX: Final = ".samples.jsonl"

@@ -10,7 +10,7 @@ from pydantic import Field
 from scoring.metrics import odds
 from scoring.names import REFERENCE, Outcome
 from scoring.results import Change, Comparison, Divergence, More
-from stages.parts.base.record import Record
+from stages.parts.base.store import Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE
+from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore
-from stages.parts.records.acquired import File, difference
+from stages.parts.base.store import ModelStore, Record, digest_of
+from stages.parts.records.acquired import File, difference, files_digest
 
 VARIANT: Final = "variant.json"
 
@@ -52,6 +55,31 @@ class Variant(Record):
     def group_size(self) -> int:
         """Inputs that share one scale; the default for a method without such groups, which does not use it."""
         return int(self.parameters.get("group_size", DEFAULT_GROUP_SIZE))
+
+
+def write_variant(work: Path, name: str, identity: Mapping[str, Any], started_s: float, **made: Any) -> Variant:
+    """Write ``variant.json`` to *work*, where all other files of the variant are. *identity* are the five fields of its
+    key, and *started_s* is when it was begun, by ``time.monotonic``; *made* are all other fields but those of time."""
+    variant = Variant(
+        variant=name,
+        **identity,
+        key=digest_of(identity),
+        digest=files_digest(made["files"]),
+        seconds=round(time.monotonic() - started_s, 3),
+        created_at=datetime.now(UTC),
+        **made,
+    )
+    variant.write(work / VARIANT)
+    return variant
+
+
+def read_variant(directory: Path) -> Variant:
+    """Read the record of *directory*, whose files have the sizes that it says; DamagedModel if they do not."""
+    variant = Variant.read(directory / VARIANT)
+    wrong = difference(directory, variant.files) if variant else f"{VARIANT} is missing"
+    if variant is None or wrong:
+        raise DamagedModel(f"{directory} is damaged: {wrong}", hint="run again: it is made anew")
+    return variant
 
 
 def existing(store: ModelStore, name: str, key: str) -> Variant | None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore, Record, exclusive
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import (
     METRICS,
     OneMove,
+    Split,
     before,
     candidate,
     current_release,
@@ -28,7 +28,6 @@ from stages.parts.releases.release import (
     history,
     numbered,
 )
-from stages.parts.releases.split import Split
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
 

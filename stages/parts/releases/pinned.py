@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ConfigDict, Field
 
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.record import Record
 from stages.parts.base.serving_settings import PINNED, AskedServing, Serving
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.base.workload import Slo
-from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.checkpoint import config_in, stated
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production
 from stages.parts.releases.release import METRICS
+from stages.parts.vllm.arguments import value_of
 from stages.parts.vllm.parsers import REASONING_PARSER, TOOL_PARSER, chat_model, chosen_parsers
 from stages.parts.vllm.sizing import startup_s
 
@@ -94,15 +90,15 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     measured = MeasuredWith.read(store.releases / release / METRICS)
     engine = measured.served if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
-    figures = {name: int(value) for name, argument in ARGUMENTS.items() if (value := _value(arguments, argument))}
+    figures = {name: int(value) for name, argument in ARGUMENTS.items() if (value := value_of(arguments, argument))}
     figures["startup_timeout_s"] = startup_s(weights_bytes(store, release), ready_s)
     found = chosen_parsers(asked, chat_model(store.releases / release))
     named = zip(PARSERS.items(), found, strict=True)
-    parsers = {name: _value(arguments, argument) or parser or "none" for (name, argument), parser in named}
+    parsers = {name: value_of(arguments, argument) or parser or "none" for (name, argument), parser in named}
     settings = asked.pinned(**figures, **parsers)
     if measured is None or asked.max_queued_tokens != "auto" or LIMITED.search(" ".join(asked.extra_arguments)):
         return settings
-    context = settings.max_model_len or _own_context(store.releases / release)
+    context = settings.max_model_len or stated(config_in(store.releases / release), "max_position_embeddings")
     queue = None
     if measured.read_in_time is not None and context is not None:
         # So many that the last is read in time; but while the longest prompt alone is being read, others may wait, too.
@@ -110,18 +106,5 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     return settings.model_copy(update={"max_queued_tokens": queue})
 
 
-def _own_context(directory: Path) -> int | None:
-    """Read the model's longest context from its configuration."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        config = json.loads((directory / CONFIG).read_bytes())
-        return int(config.get("text_config", config).get("max_position_embeddings"))
-    return None
-
-
 def weights_bytes(store: ModelStore, release: str) -> int:
     return sum(path.stat().st_size for path in (store.releases / release).glob("*.safetensors"))
-
-
-def _value(arguments: Sequence[str], name: str) -> str | None:
-    """Read what follows an argument of ``vllm serve``, if it is among them."""
-    return arguments[arguments.index(name) + 1] if name in arguments[:-1] else None

@@ -20,6 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,14 +29,13 @@ from pydantic import ValidationError
 
 from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.record import Record
-from stages.parts.base.store import ModelStore, Placement, place_tree, swap_link, write_json, write_text
+from stages.parts.base.store import ModelStore, Placement, Record, place_tree, swap_link, write_json, write_text
 from stages.parts.model.adapter import FOLDER
-from stages.parts.records.acquired import ACQUIRED, difference, read_intact
+from stages.parts.records.acquired import ACQUIRED, read_intact
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
-from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.records.variant import VARIANT, read_variant
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
 CANDIDATE: Final = "candidate"
@@ -75,6 +75,23 @@ class Move(OneMove):
     """The last analysis of each step."""
 
 
+@dataclass(frozen=True)
+class Split:
+    """The releases that are served, and their shares of new requests."""
+
+    stable: str | None
+    """The release that clients get; None while nothing is served."""
+    canary: str | None = None
+    """The release that is being tried beside the stable one."""
+    percent: int = 0
+    """The canary's share of new requests, 0–100."""
+    standby: str | None = None
+    """An earlier stable release that is kept warm, so that a rollback to it takes seconds."""
+    room: bool = True
+    """Whether a canary fits beside the stable release. If not, nothing can be compared: ``deploy`` replaces the stable
+    release, so that the canary gets all requests at once, and ``withdraw`` brings the stable release back."""
+
+
 def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:
     """Make the decision's release and name it the candidate or, without *wait*, production. Each step is atomic: a
     crash leaves the old release in production. Raises DamagedModel if the winner's files are not what their manifest
@@ -89,10 +106,7 @@ def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement
 def make(store: ModelStore, decision: Production) -> Placement:
     """Make the release's directory of hard links, complete or not at all. This costs O(number of files)."""
     variant_dir = store.optimized(decision.winner)
-    variant = Variant.read(variant_dir / VARIANT)
-    wrong = difference(variant_dir, variant.files) if variant else f"{VARIANT} is missing"
-    if variant is None or wrong:
-        raise DamagedModel(f"{variant_dir} is damaged: {wrong}", hint="run again: it is made anew")
+    variant = read_variant(variant_dir)
     release = store.releases / decision.release
     if release.exists():
         return "hardlink"

@@ -1,5 +1,5 @@
 """What the scoring functions need, from the samples gathered so far: the evidence that a choice follows from, and the
-gates that a variant has to pass to be chosen at all.
+gates that a variant has to pass to be chosen at all. Variants are compared on the same questions.
 
 A schedule calls these functions while it measures, and a decision once everything is measured; both get the same
 results from the same samples.
@@ -19,6 +19,7 @@ from scoring.constraints import MEASURES, Constraints, violations
 from scoring.criteria import Criteria
 from scoring.divergence import Distributions, divergence
 from scoring.estimate import Evidence
+from scoring.items import Items
 from scoring.lead import Lead
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
 from scoring.results import Divergence, divergence_measures
@@ -27,13 +28,14 @@ from scoring.units import GIB
 from stages.parts.base.errors import DamagedModel
 from stages.parts.records.evaluation import Evaluation, measures_of
 from stages.parts.samples.capacity import throughput_of
-from stages.parts.samples.lines import MEASURE_AGAIN, HeldOutDocument, PerplexityItem, Samples
-from stages.parts.samples.questions import questions
+from stages.parts.samples.lines import MEASURE_AGAIN, AccuracyItem, HeldOutDocument, Item, PerplexityItem, Samples
 
 BEFORE_LOAD: Final = ("quality_recovery", "top1_agreement", "greedy_agreement", "kl_divergence", "memory_gib")
 """The measures that are known before a variant is loaded."""
 AGREEMENT: Final = 0.9
 """The least agreement of a server's answers to the fixed questions with the probabilities that it gives to them."""
+Questions = Mapping[str, Mapping[str, Items]]
+"""The items of each task, by variant and task."""
 
 
 @dataclass(frozen=True)
@@ -220,3 +222,37 @@ def loss_sentence(task: str, loss: TaskLoss) -> str:
     if loss.more_items < math.inf:
         sentence += f"; {math.ceil(loss.more_items)} times as many items would tell"
     return sentence
+
+
+def questions(samples: Mapping[str, Samples]) -> dict[str, dict[str, Items]]:
+    """Collect ``items_of`` by variant. Two items are the same question if task, doc_id and doc_hash agree; if samples
+    have no hashes, if task and doc_id do."""
+    hashed = all(item.doc_hash is not None for sample in samples.values() for item in sample.items)
+    return {name: items_of(sample, hashed=hashed) for name, sample in samples.items()}
+
+
+def items_of(samples: Samples, *, hashed: bool) -> dict[str, Items]:
+    """Collect the items of each task; for a group of tasks, the items of its tasks. *hashed*: whether a document's hash
+    is part of an item's name."""
+    by_task: dict[str, list[Item]] = {}
+    for item in sorted(samples.items, key=lambda item: item.kind):
+        by_task.setdefault(item.task, []).append(item)
+    return {task: _items(sorted(items, key=lambda item: item.place), hashed=hashed) for task, items in by_task.items()}
+
+
+def _items(items: list[Item], *, hashed: bool) -> Items:
+    names = tuple(
+        " ".join(map(str, (item.subtask, item.doc_id, *([item.doc_hash] if hashed else [])))) for item in items
+    )
+    clusters = None
+    if any(item.cluster for item in items):
+        clusters = tuple(item.cluster or name for item, name in zip(items, names, strict=True))
+    answers = [item for item in items if isinstance(item, AccuracyItem)]
+    if answers:
+        weights = np.array([item.weight for item in answers])
+        correct = np.array([item.correct for item in answers])
+        return Items(correct, None, weights if (weights != 1).any() else None, names, clusters)
+    texts = [item for item in items if isinstance(item, PerplexityItem)]
+    # A text counts by its bytes.
+    nats = np.array([item.loglikelihood * item.weight for item in texts])
+    return Items(nats, np.array([item.bytes * item.weight for item in texts]), None, names, clusters)

@@ -1,4 +1,4 @@
-"""How vLLM is started: its arguments, environment and cores."""
+"""How vLLM is started: its arguments, environment, cores and GPUs, of which there must be enough for all replicas."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
-from stages.parts.machine.hardware import compute_capability, core_parts, gpus
-from stages.parts.machine.processor import cpu_dtype, processor
-from stages.parts.model.checkpoint import CONFIG, sees
+from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpu_ids, gpus, hardware, processor
+from stages.parts.model.adapter import CONFIG, max_lora_rank
+from stages.parts.model.checkpoint import config_in, sees, stated
 from stages.parts.model.published import format_of
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.parsers import parser_arguments
@@ -83,18 +83,19 @@ def takes_pictures(settings: Serving, model: Path) -> bool:
     """Whether the model in a directory sees, and its server is not told to take no pictures."""
     arguments = " ".join(settings.extra_arguments).replace("_", "-")
     limited = settings.text_only or any(each in arguments for each in (TEXT_ONLY, "--limit-mm-per-prompt"))
-    return sees(_config(model)) and not limited
+    return sees(config_in(model)) and not limited
 
 
 def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
     """``settings.dtype``, and what *auto* means for the checkpoint in the directory *model* on this machine."""
     if settings.dtype != "auto":
         return settings.dtype
-    config = _config(model)
+    config = config_in(model)
     if on_gpu:
         capability = compute_capability()
         able = capability is None or capability >= BFLOAT16_CAPABILITY
-        return "bfloat16" if able and _stored_dtype(config) != "float16" else "float16"
+        # Transformers 5 calls it ``dtype``, earlier ones ``torch_dtype``.
+        return "bfloat16" if able and stated(config, "dtype", "torch_dtype") != "float16" else "float16"
     method = _method(model) or ""
     if method not in FORMATS:
         with contextlib.suppress(UnusableModel):
@@ -111,24 +112,14 @@ def _method(model: Path) -> str | None:
     return None
 
 
-def _stored_dtype(config: Mapping[str, Any]) -> str:
-    """Read what transformers 5 calls ``dtype`` and earlier ones ``torch_dtype``; empty if it is not said."""
-    parts = (config, config.get("text_config") or {})
-    return next((str(part[key]) for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), "")
-
-
-def _config(model: Path) -> dict[str, Any]:
-    """``config.json``; empty if it cannot be read: vLLM says then what is wrong."""
-    try:
-        config = json.loads((model / CONFIG).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def serves_on_gpu() -> bool:
     """Whether vLLM will use a GPU: there is one, and the installed vLLM is not the CPU build."""
     return not installed_version("vllm").endswith("+cpu") and bool(gpus())
+
+
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    """Read what follows an argument of ``vllm serve``, if it is among them."""
+    return arguments[arguments.index(name) + 1] if name in arguments[:-1] else None
 
 
 def installed_version(tool: str, extra: str = "evaluate") -> str:
@@ -190,6 +181,20 @@ def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") ->
     return variables
 
 
+def lora_arguments(adapters: Mapping[str, Path], mounted: Path | None = None) -> list[str]:
+    """List the arguments of ``vllm serve`` for adapters, directories by name; none without any. *mounted*: the folder
+    where the server will find them, if not there."""
+    if not adapters:
+        return []
+    configs = [json.loads((path / CONFIG).read_bytes()) for path in adapters.values()]
+    # As JSON: a path may have a comma.
+    modules = [
+        json.dumps({"name": name, "path": str(mounted / name if mounted else path)}) for name, path in adapters.items()
+    ]
+    sizes = ["--max-loras", str(len(adapters)), "--max-lora-rank", str(max(map(max_lora_rank, configs)))]
+    return ["--enable-lora", *sizes, "--lora-modules", *modules]
+
+
 def cache_folder() -> Path:
     """Name the folder for what is kept for the installed version of vLLM, in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
@@ -206,3 +211,46 @@ def asked_once(name: str, ask: Callable[[], Answer]) -> Answer:
             answer = ask()
         write_json(kept, answer)
     return answer
+
+
+def gpu_groups(serving: Serving) -> list[str]:
+    """List groups of ``tensor_parallel_size`` GPUs of one kind, as ``CUDA_VISIBLE_DEVICES``: a single empty one if
+    servers use what there is: without GPUs, with too few, or with GPUs that differ."""
+    return groups(gpu_ids(), gpus(), serving.tensor_parallel_size) if serves_on_gpu() else [""]
+
+
+def groups(ids: Sequence[str], kinds: Sequence[str], size: int) -> list[str]:
+    """See ``gpu_groups``; *kinds* are the GPUs' names and memory, in the order of *ids*."""
+    if len(set(kinds)) > 1 or len(ids) != len(kinds) or len(ids) < 2 * size:
+        return [""]
+    return [",".join(ids[start : start + size]) for start in range(0, len(ids) - size + 1, size)]
+
+
+def gpus_of(serving: Serving, replica: int) -> str:
+    """Return the ``CUDA_VISIBLE_DEVICES`` of a replica; empty without GPUs, and for a single replica."""
+    return gpu_groups(serving)[replica] if serving.replicas > 1 and serves_on_gpu() else ""
+
+
+def check_replicas(serving: Serving) -> None:
+    """Refuse, with ConfigError, more replicas than there are GPUs for, or without GPUs cores."""
+    count, size = serving.replicas, serving.tensor_parallel_size
+    if count == 1:
+        return
+    if serves_on_gpu():
+        if len(gpu_groups(serving)) < count:
+            raise ConfigError(
+                f"serving.replicas: {count} servers need {count * size} GPUs of one kind, {size} each; "
+                f"this machine has {', '.join(gpus())}",
+                hint="lower serving.replicas",
+            )
+    elif size > 1:
+        raise ConfigError(
+            "serving.replicas: without GPUs, servers with tensor parallelism use all of the machine",
+            hint="set serving.replicas=1, or serving.tensor_parallel_size=1",
+        )
+    elif BINDING not in os.environ and core_parts(2 * count) is None:
+        raise ConfigError(
+            f"serving.replicas: {count} servers of a release and {count} of its canary need {2 * count} cores; this "
+            f"machine has {hardware().cores}",
+            hint=f"lower serving.replicas, or say in {BINDING} how vLLM is to bind the threads of all servers",
+        )

@@ -13,7 +13,7 @@ from scoring.capacity.accelerator import Accelerator, Tflops
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
-from scoring.capacity.layout import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
+from scoring.capacity.memory import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import explained, stored_bytes, with_stored
 from scoring.names import REFERENCE
@@ -24,8 +24,7 @@ from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
-from stages.parts.machine.hardware import gpus, hardware, query_gpus
-from stages.parts.machine.processor import Processor, cpu_dtype, processor
+from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor, query_gpus
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
@@ -367,16 +366,10 @@ def _unplanned(serving: AskedServing, place: Place, weights_bytes: int, *, note:
 
 
 def _pinned(
-    serving: AskedServing,
-    size: int,
-    context: int | None,
-    bytes_to_read: int,
-    asked: ReferenceServing | None = None,
+    serving: AskedServing, size: int, context: int | None, bytes_to_read: int, asked: ReferenceServing | None = None
 ) -> Serving:
-    pinned = serving.pinned(
-        tensor_parallel_size=size, max_model_len=context, startup_timeout_s=startup_s(bytes_to_read)
-    )
-    return pinned.model_copy(update={"reference": asked})
+    sizes = {"tensor_parallel_size": size, "max_model_len": context, "startup_timeout_s": startup_s(bytes_to_read)}
+    return serving.pinned(**sizes).model_copy(update={"reference": asked})
 
 
 def _refuse(mistakes: Sequence[str], subject: str) -> None:

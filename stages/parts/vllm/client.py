@@ -1,22 +1,26 @@
-"""A client of vLLM's HTTP API: whether it is healthy, and whether it answers."""
+"""A client of vLLM's HTTP API: whether it is healthy, whether it answers, its answers and their probabilities.
+
+What asks for these raises ServerFailed if the server refuses or its reply is not a valid answer, and TransientError if
+it does not answer at the moment.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import ipaddress
+import json
 import os
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 
 from stages.parts.base.errors import ServerFailed, TransientError
-from stages.parts.model.description import chat_template
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -35,6 +39,20 @@ A_PICTURE: Final = (
 )
 """A red square of 64 × 64 pixels."""
 NO_CONNECTION_KEPT: Final = httpx.Limits(max_keepalive_connections=0)
+TIMEOUT_S: Final = 120.0
+PASSING: Final = frozenset({429, 502, 503, 504})
+"""Statuses of a server, or of a gateway before it, that may pass."""
+GREEDY: Final = {"temperature": 0, "repetition_penalty": 1.0}
+"""Otherwise a model's own generation_config.json would change its answers."""
+Distribution = Mapping[str, Mapping[str, float]]
+"""For each token id: ``logprob`` (natural) and ``rank`` (1 is the likeliest)."""
+RELEASE_HEADER: Final = "x-slipway-release"
+"""The header that names the release which answered, if the answer came through the endpoint of one machine."""
+VOCABULARY: Final = range(100, 1000)
+"""Token ids that every tokenizer has. Prompts are drawn of them, so that no cache answers for the model."""
+REQUEST_TIMEOUT_S: Final = 300.0
+DATA: Final = "data: "
+DONE: Final = "[DONE]"
 
 
 def http(certificate: str | None = None) -> httpx.Client:
@@ -170,11 +188,6 @@ def answers_chat(
         return False
 
 
-def has_chat_template(directory: Path) -> bool:
-    """Whether the tokenizer of the model in *directory* has a chat template."""
-    return bool(chat_template(directory))
-
-
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:
     """Make the environment of a server's client on the same machine, which uses no proxy for it."""
     around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
@@ -197,3 +210,127 @@ def reachable(host: str) -> str:
     if address.is_unspecified:
         address = ipaddress.ip_address("::1" if address.version == 6 else LOOPBACK)
     return f"[{address}]" if address.version == 6 else str(address)
+
+
+def complete(access: Access, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[dict[str, Any]]:
+    """Ask for the answer to each prompt (text or token ids), greedy, in the prompts' order. *options* are those of the
+    completions API."""
+    body = {"prompt": [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]}
+    reply = post(access, "/v1/completions", body | GREEDY | options)
+    with usable(access.url):
+        choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+    if len(choices) != len(prompts):
+        raise ServerFailed(f"{access.url} answered {len(choices)} of {len(prompts)} prompts")
+    return choices
+
+
+def chat(access: Access, prompt: str, **options: Any) -> dict[str, Any]:
+    """Ask for the greedy answer to a user's message."""
+    body = {"messages": [{"role": "user", "content": prompt}]}
+    reply = post(access, "/v1/chat/completions", body | GREEDY | options)
+    with usable(access.url):
+        choice: dict[str, Any] = reply["choices"][0]
+    return choice
+
+
+def tokenize(access: Access, text: str) -> list[int]:
+    """Turn *text* into token ids, including what the model puts at the start of a text."""
+    reply = post(access, "/tokenize", {"prompt": text})
+    with usable(access.url):
+        return [int(token) for token in reply["tokens"]]
+
+
+def given(choice: Mapping[str, Any]) -> list[Distribution]:
+    """Read the distribution at each position of the prompt after its first token, given the tokens before it.
+
+    *choice* was requested with ``prompt_logprobs``: each distribution holds that many of the likeliest tokens, and the
+    prompt's own token."""
+    places: list[Distribution] = choice["prompt_logprobs"]
+    return places[1:]
+
+
+def post(access: Access, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> Any:
+    """Send a request to the model."""
+    url = access.at(path)
+    with usable(url):
+        try:
+            reply = http().post(url, json={"model": access.model, **body}, headers=access.headers, timeout=timeout_s)
+        except httpx.TransportError as error:
+            raise TransientError(f"{url} did not answer: {type(error).__name__}: {error}") from error
+        if not reply.is_success:
+            kind = TransientError if reply.status_code in PASSING else ServerFailed
+            raise kind(f"{url} refused: {reply.status_code} {reply.text[:200].strip()}")
+        return reply.json()
+
+
+@contextlib.contextmanager
+def usable(url: str) -> Iterator[None]:
+    """Read an answer of the server at *url*: what it lacks is the server's failure."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServerFailed(f"{url} did not give a usable answer: {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class Reply:
+    """The outcome of one request. Times are from ``time.monotonic()``."""
+
+    sent_s: float
+    ended_s: float = 0.0
+    first_token_s: float | None = None
+    tokens: int = 0
+    release: str = ""
+    """The release that answered: from the proxy's header or, on a cluster, the answer's fingerprint."""
+    error: str = "it was cut off"
+    """Empty if the answer was complete."""
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return None if self.first_token_s is None else 1000 * (self.first_token_s - self.sent_s)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        if self.first_token_s is None or self.tokens < 2:
+            return None
+        return 1000 * (self.ended_s - self.first_token_s) / (self.tokens - 1)
+
+
+def stream_completion(
+    client: httpx.Client, access: Access, prompt: list[int], output_tokens: int, timeout_s: float = REQUEST_TIMEOUT_S
+) -> Reply:
+    """Send a completion of token ids, and read its stream. Whatever is not complete within *timeout_s* is an error."""
+    body = {"model": access.model, "prompt": prompt, "max_tokens": output_tokens}
+    body |= {"temperature": 0, "ignore_eos": True, "stream": True}
+    request = {"json": body, "headers": access.headers, "timeout": timeout_s}
+    reply = Reply(sent_s=time.monotonic())
+    try:
+        with client.stream("POST", access.at("/v1/completions"), **request) as response:  # type: ignore[arg-type]
+            _read(response, reply, reply.sent_s + timeout_s)
+    except httpx.HTTPError as error:
+        reply.error = f"{type(error).__name__}: {error}"
+    except ValueError as error:
+        reply.error = f"an event is not JSON: {error}"
+    reply.ended_s = time.monotonic()
+    return reply
+
+
+def _read(response: httpx.Response, reply: Reply, deadline_s: float) -> None:
+    reply.release = response.headers.get(RELEASE_HEADER, "")
+    if not response.is_success:
+        reply.error = f"{response.status_code} {response.read().decode(errors='replace')[:200]}"
+        return
+    reported = ""
+    for data in (line.removeprefix(DATA) for line in response.iter_lines() if line.startswith(DATA)):
+        if data == DONE:
+            reply.error = reported
+            continue
+        if time.monotonic() > deadline_s:
+            reply.error = "it took too long"
+            return
+        event: dict[str, Any] = json.loads(data)
+        reply.release = reply.release or event.get("system_fingerprint") or ""
+        reported = reported or str(event.get("error") or "")  # vLLM ends a failed stream with [DONE], too
+        if event.get("choices"):
+            reply.first_token_s = reply.first_token_s or time.monotonic()
+            reply.tokens += 1

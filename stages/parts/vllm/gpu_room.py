@@ -10,8 +10,7 @@ from pathlib import Path
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
-from scoring.capacity.layout import certain_reasons, powers_of_two, surely_fits
-from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
+from scoring.capacity.memory import Fit, MemorySettings, Parallelism, certain_reasons, fit, powers_of_two, surely_fits
 from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB
@@ -19,7 +18,7 @@ from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import query_gpus
-from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.checkpoint import CONFIG, config_in, stated
 from stages.parts.model.published import storage_of_variant
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.automatic import place_here
@@ -99,10 +98,8 @@ def _check_weights(directory: Path, settings: Serving) -> None:
     share = min(memory) * settings.gpu_memory_utilization
     if weights <= share * settings.tensor_parallel_size:
         return
-    heads = 0  # must divide evenly among the GPUs; 0 if the configuration lacks their number
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        heads = int(config.get("text_config", config).get("num_attention_heads", 0))
+    # They must divide evenly among the GPUs; 0 if the configuration lacks their number.
+    heads = int(stated(config_in(directory), "num_attention_heads") or 0)
     enough = next((n for n in powers_of_two(len(memory)) if weights <= share * n and not heads % n), None)
     raise ConfigError(
         f"the weights need {weights / GIB:.1f} GiB, and serving.gpu_memory_utilization leaves a server "

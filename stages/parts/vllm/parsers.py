@@ -6,7 +6,6 @@ Its chat template shows the form that a model was trained to write them in, and 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final
 
 from stages.parts.base.errors import UnknownName
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.model.checkpoint import CONFIG
+from stages.parts.model.checkpoint import config_in
 from stages.parts.model.description import chat_template, text_of
 
 PARSES_CALLS: Final = "--enable-auto-tool-choice"
@@ -141,9 +140,7 @@ class ChatModel:
 
 def chat_model(directory: Path) -> ChatModel:
     """Read the model in a directory. What can't be read counts as empty: vLLM says then what is wrong."""
-    model_type, template = "", chat_template(directory)
-    with contextlib.suppress(ValueError, AttributeError):
-        model_type = str(json.loads(text_of(directory / CONFIG)).get("model_type", ""))
+    model_type, template = str(config_in(directory).get("model_type", "")), chat_template(directory)
     tokenizer = "\n".join(text_of(directory / name) for name in TOKENIZERS) if template else ""
     return ChatModel(model_type, template, tokenizer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from stages.parts.model.description import describe_directory
 from stages.parts.model.published import storage_of_variant
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.vllm.arguments import GPU_ARGUMENT
+from stages.parts.vllm.arguments import GPU_ARGUMENT, value_of
 from stages.parts.vllm.sizing import cpu_cache_rules
 
 
@@ -64,10 +64,10 @@ def predict(
         storage = explained(model, storage, variant.weights_bytes)
     weights = stored_bytes(model, storage)
     settings = MemorySettings(
-        context=int(_value(arguments, "--max-model-len", model.longest_context)),
-        utilization=_value(arguments, GPU_ARGUMENT, MemorySettings.utilization),
+        context=int(value_of(arguments, "--max-model-len") or model.longest_context),
+        utilization=float(value_of(arguments, GPU_ARGUMENT) or MemorySettings.utilization),
         enforce_eager="--enforce-eager" in arguments,
-        kv_cache_bytes=int(_value(arguments, "--kv-cache-memory-bytes", 0)) or None,
+        kv_cache_bytes=int(value_of(arguments, "--kv-cache-memory-bytes") or 0) or None,
     )
     if not evaluation.hardware.gpus:
         layout = cache_layout(model, cpu_cache_rules(model))
@@ -77,7 +77,8 @@ def predict(
     if accelerator is None:
         return Prediction(weights, None, None, None)
     parallelism = Parallelism(
-        int(_value(arguments, "--tensor-parallel-size", 1)), int(_value(arguments, "--pipeline-parallel-size", 1))
+        int(value_of(arguments, "--tensor-parallel-size") or 1),
+        int(value_of(arguments, "--pipeline-parallel-size") or 1),
     )
     fitted = fit(model, storage, accelerators[accelerator], parallelism, settings)
     roofline = Roofline(model, storage, accelerators[accelerator], parallelism)
@@ -126,8 +127,3 @@ def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[
                 directory = store.optimized(path.stem)
                 if model and (prediction := predict(model, evaluation, variant, accelerators, directory)):
                     yield evaluation, prediction
-
-
-def _value(arguments: Sequence[str], name: str, default: float) -> float:
-    """Read the number after an argument of ``vllm serve``; the default if it is not among them."""
-    return float(arguments[arguments.index(name) + 1]) if name in arguments[:-1] else default

@@ -13,8 +13,7 @@ from typing import Any, Final
 from scoring.probes import compared
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.records.evaluation import Probe
-from stages.parts.vllm.client import Access
-from stages.parts.vllm.completions import complete, given, usable
+from stages.parts.vllm.client import Access, complete, given, usable
 
 PROMPTS: Final = (
     "The capital of France is",

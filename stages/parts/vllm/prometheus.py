@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from pydantic import ValidationError
 
 from stages.parts.base.errors import TransientError
-from stages.parts.records.counters import Counters, Histogram
+from stages.parts.records.rollout import Counters, Histogram
 
 REQUESTS: Final = "http_requests_total"
 """Counted by prometheus-fastapi-instrumentator, with labels ``handler`` and ``status`` (2xx, 4xx, 5xx)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ import httpx
 from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.process import GRACE_S, Contained
+from stages.parts.model.checkpoint import config_in
 from stages.parts.vllm.arguments import (
     IN_ONE_PROCESS,
     ONE_THREAD,
@@ -33,6 +33,7 @@ from stages.parts.vllm.arguments import (
     core_binding,
     engine_arguments,
     environment,
+    lora_arguments,
     serves_on_gpu,
 )
 from stages.parts.vllm.client import (
@@ -47,9 +48,7 @@ from stages.parts.vllm.client import (
     reachable,
 )
 from stages.parts.vllm.gpu_room import check_room
-from stages.parts.vllm.lora import lora_arguments
-from stages.parts.vllm.server_log import CRASH, CRASHES, ServerLog, error_in, last_line, signal_in
-from stages.parts.vllm.watch import EngineWatch
+from stages.parts.vllm.server_log import CRASH, CRASHES, EngineWatch, ServerLog, error_in, last_line, signal_in
 
 POLL_S: Final = 0.25
 SETTLE_S: Final = 2.0
@@ -203,7 +202,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
             server = Server(
                 url=url,
                 name=spec.name,
-                architecture=_architecture(spec.directory),
+                architecture=str((config_in(spec.directory).get("architectures") or ["the model"])[0]),
                 watch=EngineWatch(spec.log, output.tell()),
                 process=stack.enter_context(command),
                 arguments=tuple(arguments),
@@ -229,13 +228,6 @@ def _address(spec: ServerSpec, stack: contextlib.ExitStack) -> Iterator[tuple[li
         return
     with reserved_port(spec.host, spec.port) as port:
         yield ["--host", spec.host, "--port", str(port)], f"http://{reachable(spec.host)}:{port}"
-
-
-def _architecture(directory: Path) -> str:
-    """Read the model's class, such as ``LlamaForCausalLM``."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["architectures"][0])
-    return "the model"
 
 
 @contextlib.contextmanager

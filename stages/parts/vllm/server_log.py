@@ -1,15 +1,21 @@
 """Reads vLLM's log: how it serves, and why it failed.
 
 There is no other source: its HTTP interface reports neither the kernel nor the reason why it ended.
+
+It names the engine's processes, too, such as ``(EngineCore pid=6523)``; vLLM restarts none of them. A server whose
+engine is dead although its API process lives may neither answer nor end.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from stages.parts.base.errors import MeasurementFailed
 
@@ -45,6 +51,8 @@ CONSEQUENCES: Final = (
 ENDED_BY: Final = re.compile(
     r"died unexpectedly \(exit code: -(\d+)\)|Failed core proc\(s\): \{'\w+': -(\d+)|trigger received signal=(SIG\w+)"
 )
+NAMED: Final = re.compile(rb"^\(([\w-]+) pid=(\d+)\) ", re.MULTILINE)
+DEAD: Final = re.compile(rb"EngineDeadError|EngineCore (?:failed to start|encountered a fatal error)")
 
 
 @dataclass(frozen=True)
@@ -165,3 +173,71 @@ def _required(subject: str, pattern: str, text: str) -> str:
 def _shortened(line: str) -> str:
     line = line.partition(" [type=")[0]  # pydantic appends the whole input
     return line if len(line) <= CAUSE_CHARACTERS else line[: CAUSE_CHARACTERS - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A process of the engine that has ended."""
+
+    name: str
+    """As vLLM's log names it, such as ``EngineCore`` or ``Worker_TP0``."""
+    signal: signal.Signals | None
+    """What ended it, if that could be seen before its parent took note of the end."""
+
+
+class EngineWatch:
+    """The processes that vLLM's log names from byte *start* on. A check reads only what the log gained since."""
+
+    def __init__(self, log: Path, start: int) -> None:
+        self.lost: Lost | None = None
+        """The first that ended."""
+        self._log, self._read = log, start
+        self._processes: dict[int, tuple[str, psutil.Process]] = {}
+        self._dead = False
+
+    def dead(self) -> bool:
+        """Whether a process of the engine has ended, or the log says that the engine has failed."""
+        self._read_log()
+        if self.lost is None:
+            # A child that ended together with its parent ended first.
+            self.lost = next(filter(None, (_lost(*process) for process in reversed(self._processes.values()))), None)
+        return self._dead or self.lost is not None
+
+    def _read_log(self) -> None:
+        """Read the complete lines that were added."""
+        try:
+            with self._log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                start = file.seek(self._read if self._read <= end else 0)  # it may have been truncated
+                added = file.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return
+        self._read = start + len(added)
+        self._dead = self._dead or bool(DEAD.search(added))
+        for name, digits in NAMED.findall(added):
+            self._note(name.decode(), int(digits))
+
+    def _note(self, name: str, pid: int) -> None:
+        try:
+            process = self._processes.get(pid)
+            self._processes[pid] = name, process[1] if process else psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self.lost = self.lost or Lost(name, None)
+
+
+def _lost(name: str, process: psutil.Process) -> Lost | None:
+    try:
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return None
+    except psutil.NoSuchProcess:
+        return Lost(name, None)
+    return Lost(name, _signal_of_zombie(process.pid))
+
+
+def _signal_of_zombie(pid: int) -> signal.Signals | None:
+    """Find the signal that ended a process whose parent has not taken note of it yet: the last field of its stat(5)."""
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        return signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    except (OSError, ValueError):
+        return None

@@ -12,7 +12,7 @@ from scoring.capacity.kv_cache import CacheRules
 from scoring.capacity.memory import MemorySettings
 from scoring.units import GIB, MIB
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.machine.processor import processor
+from stages.parts.machine.hardware import processor
 
 PLACING: Final = re.compile(r"--(cpu-offload|(pipeline|tensor)-parallel|quantization|load-format)[\w-]*|-[tp]p\b|-q\b")
 """Extra arguments that place weights in another way than is calculated."""

@@ -19,9 +19,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stages.parts.base.errors import Conflict, SlipwayError, TransientError
-from stages.parts.cluster.api import FIELD_MANAGER, Cluster
+from stages.parts.cluster.api import FIELD_MANAGER, Absent, Cluster
 from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Kind, Object
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.objects import BUDGETS, ISVCS, MODEL, KServeEndpoint, disruption_budget
 
 BAD: Final = ("RolledBack", "GaveUp")

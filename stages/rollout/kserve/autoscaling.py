@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from stages.parts.base.errors import ConfigError
+from stages.parts.cluster.api import Absent
 from stages.parts.cluster.kinds import Kind, Object
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.applied import AppliedObjects
 from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, RELEASE, KServeEndpoint, manifest
 from stages.rollout.kserve.release_pods import Pods, selector

@@ -18,9 +18,8 @@ from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, NotIns
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
-from stages.parts.cluster.api import Cluster
+from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Kind, Object
-from stages.parts.cluster.refusals import Absent
 from stages.rollout.kserve.modes import AUTO, MODES, Mode, all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS, MODEL, PART_OF, RUNTIME, KServeEndpoint
 from stages.rollout.kserve.settings import KServe

@@ -16,7 +16,7 @@ from typing import Final
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.log import say
 from stages.parts.cluster.kinds import Kind, Object
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.parts.vllm.sizing import START_S
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.modes import Mode
@@ -146,7 +146,7 @@ class KnativeTarget(OneServiceTarget):
 
     def _hand_over(self, stable: str) -> None:
         """Let the stable release's new revision take over from the old one, once it is ready."""
-        deadline, why = time.monotonic() + self.startup_s(stable), ""
+        deadline, why = time.monotonic() + self.serving_of(stable).startup_timeout_s, ""
         while not why:
             service = self.service()
             latest = service["spec"]["predictor"]

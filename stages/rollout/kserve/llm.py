@@ -1,6 +1,11 @@
 """Mode ``llm``, KServe 0.20 or newer: a LLMInferenceService for each release, all in one routing group. The weights of
 its members are the split.
 
+KServe merges each with its own presets: lists by the keys that Kubernetes merges them by (containers, volumes and
+variables by name, mounts by path), other lists as a whole. What the ServingRuntime says in the other modes is copied
+from it, so that nothing of a release's container is the preset's choice. KServe makes a LLMInferenceService's
+``labels`` part of its Deployment's selector, which can't change: the revision is an annotation.
+
 KServe makes a HTTPRoute for each member of the group, every one with the host name of the endpoint and with all members
 that can serve, by their weights. Of routes that match the same a gateway obeys the oldest: the stable release's. A
 change counts once all of them say the same. The weights of two members stand in two objects: first the one is changed
@@ -11,19 +16,24 @@ KServe deletes a member only when no other member's route leads to it any more.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+from scoring.units import GIB
 from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, NotInstalled, TransientError
+from stages.parts.base.store import digest_of, directory_name
+from stages.parts.cluster.api import Absent
 from stages.parts.cluster.kinds import DEPLOYMENTS, Kind, Object
-from stages.parts.cluster.refusals import Absent
-from stages.rollout.kserve import llm_objects as objects
+from stages.parts.releases.pinned import weights_bytes
+from stages.rollout.kserve import objects
 from stages.rollout.kserve.applied import HTTP_ROUTES, shares, still_lacking, unprogrammed
-from stages.rollout.kserve.detect import CONFIG, NAMESPACE, Setup, managers, version_of
-from stages.rollout.kserve.llm_objects import LLM_SERVICES
+from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.detect import CONFIG, NAMESPACE, Setup, as_configured, managers, version_of
 from stages.rollout.kserve.modes import Mode
-from stages.rollout.kserve.objects import ENDPOINT, REVISION, condition
+from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION, KServeEndpoint, condition
 from stages.rollout.kserve.target import ServicePerReleaseTarget, check_reconciled
 
 CONTROLLER: Final = "llmisvc-controller-manager"
@@ -33,6 +43,139 @@ INSTALL: Final = "install KServe's charts kserve-llmisvc-crd and kserve-llmisvc-
 PRESET: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceServiceConfig", "llminferenceserviceconfigs")
 PRESETS: Final = ("config-llm-template", "config-llm-router-route")
 SCHEDULER_PRESET: Final = "config-llm-scheduler"
+LLM_SERVICES: Final = Kind("serving.kserve.io/v1alpha1", "LLMInferenceService", "llminferenceservices")
+CACHES: Final = Kind("serving.kserve.io/v1alpha1", "LocalModelNamespaceCache", "localmodelnamespacecaches")
+PROMOTED: Final = "slipway/promoted"
+"""The annotation of the stable release's service."""
+PORT: Final = 8000
+"""KServe fixes it for a LLMInferenceService."""
+POOLS: Final = "inference.networking.k8s.io"
+SERVICE_SUFFIX: Final = "-kserve-workload-svc"
+"""The longest of the names that we read which KServe makes; it abbreviates longer ones."""
+RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
+"""Says for the other modes what is the same in the container of each release."""
+
+
+def llm_name(endpoint: KServeEndpoint, release: str) -> str:
+    """Name a release's LLMInferenceService. KServe calls its objects ``<this>-kserve…``, as no other mode's are
+    called."""
+    suffix = f"-{objects.predictor_name(release)}-llm"
+    return objects.shortened(endpoint.name, objects.LABEL_CHARACTERS - len(suffix) - len(SERVICE_SUFFIX)) + suffix
+
+
+def llm_deployment(name: str) -> str:
+    return f"{name}-kserve"
+
+
+def llm_route(name: str) -> str:
+    """Name the HTTPRoute that KServe makes for a service."""
+    return f"{name}-kserve-route"
+
+
+def backend(service: Object) -> str:
+    """Name what a service's routes lead to: its pods' Service or, with a scheduler, its InferencePool."""
+    name = str(service["metadata"]["name"])
+    return f"{name}-inference-pool" if "scheduler" in service["spec"]["router"] else name + SERVICE_SUFFIX
+
+
+def weight(service: Object) -> int:
+    return int(service["spec"]["router"]["route"].get("weight", 0))
+
+
+def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: str, *, scheduler: bool) -> Object:
+    """Build a release's LLMInferenceService, without traffic."""
+    name = llm_name(endpoint, release)
+    made: Object = {"model": {"uri": source_uri(endpoint, release), "name": endpoint.store.model}}
+    made["template"] = _template(endpoint, release)
+    made["annotations"] = {REVISION: digest_of(made)[:12]}
+    made["labels"] = {ENDPOINT: endpoint.name, RELEASE: release}
+    if not endpoint.settings.prometheus:  # else KEDA's
+        made["replicas"] = endpoint.settings.scaling.minimum
+    made["router"] = {"scheduler": {"labels": {ENDPOINT: endpoint.name}}} if scheduler else {}  # may be reached as pods
+    group, kind = (POOLS, "InferencePool") if scheduler else ("", "Service")
+    service = backend({"metadata": {"name": name}, "spec": made})
+    # KServe puts all members of the group in the place of this backend, with their weights.
+    backends = [{"group": group, "kind": kind, "name": service, "port": PORT, "weight": 1}]
+    spec = objects.route_spec(endpoint, gateway, hostname, backends)
+    made["router"]["route"] = {"group": endpoint.name, "weight": 0, "http": {"spec": spec}}
+    return _service(endpoint, name, made)
+
+
+def changed(endpoint: KServeEndpoint, former: Object, share: int, *, promoted: bool = False) -> Object:
+    """Build the service as it was read, with *share* percent as its weight; if *promoted*, as the stable release's.
+    KServe divides by the sum of all weights, so that others may be set meanwhile."""
+    router = former["spec"]["router"]
+    spec = former["spec"] | {"router": router | {"route": router["route"] | {"weight": share}}}
+    return _service(endpoint, former["metadata"]["name"], spec, promoted=promoted or is_promoted(former))
+
+
+def is_promoted(service: Object) -> bool:
+    return PROMOTED in service["metadata"].get("annotations", {})
+
+
+def source_uri(endpoint: KServeEndpoint, release: str) -> str:
+    """Where KServe gets a release: in object storage, or on the store's volume."""
+    if endpoint.settings.llm.source is None:
+        return endpoint.storage_uri(release)
+    return f"{endpoint.settings.llm.source}/{directory_name(endpoint.store.model)}/releases/{release}"
+
+
+def cache(endpoint: KServeEndpoint, release: str, group: str, owner: Object | None = None) -> Object:
+    """Build the copies of a release on the nodes of *group*. KServe uses them for every service with the same URI. They
+    go with their *owner*, the release's service."""
+    size = f"{math.ceil(weights_bytes(endpoint.store, release) / GIB) + 1}Gi"  # and its other files
+    spec = {"sourceModelUri": source_uri(endpoint, release), "modelSize": size, "nodeGroups": [group]}
+    labels = {ENDPOINT: endpoint.name, RELEASE: release}
+    copies = objects.manifest(CACHES, endpoint, spec, name=llm_name(endpoint, release), labels=labels)
+    if owner:
+        of = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+        reference = {"apiVersion": LLM_SERVICES.api_version, "kind": LLM_SERVICES.name, **of}
+        copies["metadata"]["ownerReferences"] = [reference]
+    return copies
+
+
+def _service(endpoint: KServeEndpoint, name: str, spec: Object, *, promoted: bool = False) -> Object:
+    labels, marks = {ENDPOINT: endpoint.name}, {PROMOTED: "true"} if promoted else {}
+    return objects.manifest(LLM_SERVICES, endpoint, spec, name=name, labels=labels, annotations=marks)
+
+
+@functools.cache
+def _runtime() -> Object:
+    """Read the container of the ServingRuntime."""
+    import yaml
+
+    (container,) = yaml.safe_load(RUNTIME_FILE.read_text())["spec"]["containers"]
+    return dict(container)
+
+
+def _template(endpoint: KServeEndpoint, release: str) -> Object:
+    server = objects.container(endpoint, release, port=PORT)
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        server[name]["httpGet"] = server[name]["httpGet"] | {"scheme": "HTTP"}  # whatever the preset's is
+    runtime = _runtime()
+    server["env"] += runtime["env"]
+    server |= {"name": "main", "command": runtime["command"], "ports": [{"containerPort": PORT, "protocol": "TCP"}]}
+    server |= {key: runtime[key] for key in ("securityContext", "volumeMounts")}
+    pods = objects.pod_fields(endpoint, release)
+    pods["volumes"].append({"name": "tmp", "emptyDir": {}})
+    return pods | {"containers": [server]}
+
+
+def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
+    installation, settings = as_configured("llm", endpoint.settings, {}), endpoint.settings
+    hostname = installation.hostname(endpoint.name, endpoint.namespace)
+    group, scheduler = settings.llm.cache_nodes, settings.llm.scheduler
+    services = {
+        release: llm_service(endpoint, release, installation.gateway, hostname, scheduler=scheduler)
+        for release in shares
+    }
+    stable = next(iter(shares))
+    return [
+        *(cache(endpoint, release, group) for release in shares if group),
+        *(changed(endpoint, services[name], share, promoted=name == stable) for name, share in shares.items()),
+        objects.disruption_budget(endpoint),
+        *scaled_objects(endpoint, {release: llm_deployment(llm_name(endpoint, release)) for release in shares}),
+    ]
 
 
 def check(setup: Setup) -> None:
@@ -43,9 +186,9 @@ def check(setup: Setup) -> None:
         raise NotInstalled(str(error), hint=INSTALL) from error
     setup.require(HTTP_ROUTES)
     if settings.scheduler:
-        setup.cluster.kind(f"{objects.POOLS}/v1", "InferencePool")
+        setup.cluster.kind(f"{POOLS}/v1", "InferencePool")
     if settings.cache_nodes:
-        setup.require(objects.CACHES)
+        setup.require(CACHES)
         if setup.config and not setup.config.get("localModel", {}).get("enabled"):
             raise ConfigError(
                 f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)",
@@ -99,13 +242,13 @@ class LLMTarget(ServicePerReleaseTarget):
 
     def stable_of(self, services: Mapping[str, Object]) -> str | None:
         """Find the oldest that was promoted. Two are for a moment, while the other is removed."""
-        return next((release for release, service in services.items() if objects.is_promoted(service)), None)
+        return next((release for release, service in services.items() if is_promoted(service)), None)
 
     def service_name(self, release: str) -> str:
-        return objects.llm_name(self.endpoint, release)
+        return llm_name(self.endpoint, release)
 
     def deployment(self, release: str) -> str:
-        return objects.llm_deployment(self.service_name(release))
+        return llm_deployment(self.service_name(release))
 
     def revisions(self, release: str) -> tuple[str | None, str]:
         service = self.services().get(release)
@@ -113,17 +256,17 @@ class LLMTarget(ServicePerReleaseTarget):
 
     def route_of(self, service: Object) -> Object | None:
         name = service["metadata"]["name"]
-        return self.objects.route_by_kserve(objects.llm_route(name), LLM_SERVICES.name, name)
+        return self.objects.route_by_kserve(llm_route(name), LLM_SERVICES.name, name)
 
     def backend_of(self, service: Object) -> str:
-        return objects.backend(service)
+        return backend(service)
 
     def deploy(self, release: str) -> None:
         former = self.clear_the_way(release).get(release)
         name = self.service_name(release)
         if former is None:
             self.objects.ours(LLM_SERVICES, name)  # somebody else's is refused
-            self.objects.route_by_kserve(objects.llm_route(name), LLM_SERVICES.name, name)
+            self.objects.route_by_kserve(llm_route(name), LLM_SERVICES.name, name)
             self.objects.wait_until(
                 lambda: "KServe has not removed it" if self.cluster.find(LLM_SERVICES, name) else "",
                 f"removing what served {release} before",
@@ -131,7 +274,7 @@ class LLMTarget(ServicePerReleaseTarget):
             self._copy_to_nodes(release)
         applied = self.objects.apply(LLM_SERVICES, self._by_settings(release, former), former)
         if group := self.endpoint.settings.llm.cache_nodes:
-            self.cluster.apply(objects.CACHES, objects.cache(self.endpoint, release, group, applied), force=True)
+            self.cluster.apply(CACHES, cache(self.endpoint, release, group, applied), force=True)
         self.apply_companions(release, self.deployment(release), applied)
 
     def ready(self, release: str) -> bool:
@@ -147,36 +290,36 @@ class LLMTarget(ServicePerReleaseTarget):
         return route is not None and self.backend_of(service) in shares(route) and not unprogrammed(route)
 
     def url(self, release: str) -> str:
-        return self.objects.service_url(f"{self.service(release)['metadata']['name']}{objects.SERVICE_SUFFIX}")
+        return self.objects.service_url(f"{self.service(release)['metadata']['name']}{SERVICE_SUFFIX}")
 
     def make_stable(self, release: str) -> None:
         service = self.service(release)
-        if not objects.is_promoted(service):
-            body = objects.changed(self.endpoint, service, 100, promoted=True)
+        if not is_promoted(service):
+            body = changed(self.endpoint, service, 100, promoted=True)
             self.objects.apply(LLM_SERVICES, body, service)
         self.remove_others(release)
         self.weigh({release: 100})
 
     def request_shares(self, percent: Mapping[str, int], *, back: bool) -> None:
-        former = {release: objects.weight(service) for release, service in self.services().items()}
+        former = {release: weight(service) for release, service in self.services().items()}
         shares = dict.fromkeys(former, 0) | dict(percent)
         for release in sorted(shares, key=lambda release: shares[release] < former.get(release, 0)):
             service = self.service(release)
-            if objects.weight(service) != shares[release]:
-                body = objects.changed(self.endpoint, service, shares[release])
+            if weight(service) != shares[release]:
+                body = changed(self.endpoint, service, shares[release])
                 self.objects.apply(LLM_SERVICES, body, service, back=back)
 
     def requested_shares(self, services: Mapping[str, Object]) -> Mapping[str, float]:
-        return {release: weight for release, service in services.items() if (weight := objects.weight(service))}
+        return {release: part for release, service in services.items() if (part := weight(service))}
 
     def _by_settings(self, release: str, former: Object | None) -> Object:
         """Its service by the present settings; its place in the group, and whether it has a scheduler, stay."""
         scheduler = "scheduler" in former["spec"]["router"] if former else self.endpoint.settings.llm.scheduler
         gateway = self.installation.gateway
-        service = objects.llm_service(self.endpoint, release, gateway, self.hostname, scheduler=scheduler)
+        service = llm_service(self.endpoint, release, gateway, self.hostname, scheduler=scheduler)
         if former is None:
             return service
-        return objects.changed(self.endpoint, service, objects.weight(former), promoted=objects.is_promoted(former))
+        return changed(self.endpoint, service, weight(former), promoted=is_promoted(former))
 
     def _copy_to_nodes(self, release: str) -> None:
         """Wait until the nodes have its weights, at most as long as a server may take to load: KServe starts pods on
@@ -185,17 +328,17 @@ class LLMTarget(ServicePerReleaseTarget):
         if group is None:
             return
         name = self.service_name(release)
-        former = self.cluster.find(objects.CACHES, name)
+        former = self.cluster.find(CACHES, name)
         if former and former["metadata"].get("labels", {}).get(ENDPOINT) != self.endpoint.name:
-            raise Conflict(f"the {objects.CACHES.name} {name} is somebody else's", hint="remove it")
-        self.cluster.apply(objects.CACHES, objects.cache(self.endpoint, release, group), force=True)
+            raise Conflict(f"the {CACHES.name} {name} is somebody else's", hint="remove it")
+        self.cluster.apply(CACHES, cache(self.endpoint, release, group), force=True)
 
         def missing() -> str:
-            copies = (self.cluster.find(objects.CACHES, name) or {}).get("status", {}).get("copies", {})
+            copies = (self.cluster.find(CACHES, name) or {}).get("status", {}).get("copies", {})
             available, total = copies.get("available", 0), copies.get("total", math.inf)
             return "" if available >= total > 0 else f"{available} of {total}"
 
-        if copied := still_lacking(missing, self.startup_s(release), self.poll_s):
+        if copied := still_lacking(missing, self.serving_of(release).startup_timeout_s, self.poll_s):
             raise TransientError(f"{release} is on {copied} nodes of {group}")
 
 
@@ -210,6 +353,6 @@ MODE = Mode(
     owns=lambda _: True,
     suits=lambda _: False,
     check=check,
-    render=objects.render,
+    render=render,
     needs_runtime=False,
 )

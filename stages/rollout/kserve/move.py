@@ -15,20 +15,18 @@ from typing import Final
 
 from stages.parts.base.errors import Conflict, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.record import Record
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore, Record, exclusive
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.drills import Answers, access_to, answers, seconds_until
+from stages.rollout.drills import Answers, SteadyLoad, access_to, answers, seconds_until
 from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
 from stages.rollout.resume import SCHEDULED_S, another_under_way
-from stages.rollout.steady_load import SteadyLoad
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 1.0
 """The load: enough requests to notice a gap of a second or two, few enough that servers which share a processor's
@@ -126,7 +124,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
         say(f"rollout: starting {release} in mode {new.installation.mode} beside mode {old.installation.mode}")
         new.deploy(release)
         began_s = last_line_s = time.monotonic()
-        deadline = began_s + SCHEDULED_S + new.startup_s(release)
+        deadline = began_s + SCHEDULED_S + new.serving_of(release).startup_timeout_s
         while why := _lacking(store, new, release):
             if time.monotonic() > deadline:
                 raise TransientError(f"{release} did not come up in mode {new.installation.mode}: {why}")

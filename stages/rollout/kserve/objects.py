@@ -24,8 +24,7 @@ from stages.parts.endpoint.routing import OFFERED
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
-from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments
-from stages.parts.vllm.lora import lora_arguments
+from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments, lora_arguments
 from stages.parts.vllm.sizing import SERVER_BYTES, gpu_memory_bytes, shared_bytes
 from stages.rollout.kserve.settings import KServe
 

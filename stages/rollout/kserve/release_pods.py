@@ -1,4 +1,4 @@
-"""The pods of one release: whether they answer, why they do not, and their counters.
+"""The pods of one release: whether there is room for them, whether they answer, why they do not, and their counters.
 
 Counters are read from the pods themselves: this needs nothing on the cluster besides KServe and has no delay, and the
 one-machine platform does the same. If Prometheus is configured, they are read from there, for clusters where a mesh
@@ -17,14 +17,15 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from stages.parts.base.errors import AccessDenied, ServerFailed, TransientError
-from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import PODS, Object
-from stages.parts.cluster.refusals import Absent
-from stages.parts.records.counters import Counters
+from stages.parts.base.errors import AccessDenied, NotEnoughGpus, ServerFailed, TransientError
+from stages.parts.cluster.api import Absent, Cluster
+from stages.parts.cluster.kinds import NODES, PODS, QUOTAS, Object
+from stages.parts.cluster.nodes import admits, free
+from stages.parts.records.rollout import Counters
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, read_metrics
 from stages.parts.vllm.prometheus import METRICS, sum_counters
 from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, condition
+from stages.rollout.kserve.settings import Toleration
 
 CRASHES: Final = 3
 """After so many restarts, a container that crashes again is considered broken."""
@@ -36,6 +37,13 @@ ENDED: Final = ("Succeeded", "Failed")
 """The phases of pods that others take the place of, such as one that its node has evicted."""
 KEPT: Final = "2h"
 """How far back Prometheus is queried for pods that are gone: longer than a step of a rollout."""
+POOLS: Final = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool",
+)
+"""Labels of nodes that a cloud provider adds when pods wait for them."""
 
 
 @dataclass
@@ -80,6 +88,44 @@ class Pods:
         samples = self._query_prometheus(address, release) if address else self._scrape(pods, release)
         # A replica more or less is not a restart; a crash is.
         return sum_counters(samples, f"{sum(restarts.values())} restarts")
+
+    def check_room(self, release: str) -> None:
+        """Raise NotEnoughGpus unless ``scaling.minimum`` replicas of *release* get their GPUs, before any pod of it
+        exists: a pod that waits for one would end the rollout only when its time to start is over, and a quota shows
+        its refusal nowhere near the pods. It goes by the namespace's quotas and, where the caller may list nodes and
+        pods, by the nodes that match. Nodes that a cloud may add are not counted on, nor held against it."""
+        settings = self.endpoint.settings
+        gpu, pods = settings.gpu, settings.scaling.minimum - len(self.of(release))
+        if gpu is None or pods <= 0:
+            return
+        gpus = self.endpoint.serving_of(release).tensor_parallel_size
+
+        def check(missing: int, room: str) -> None:
+            if missing > 0:
+                raise NotEnoughGpus(
+                    f"{missing} GPUs are missing to serve {release} beside what is served: "
+                    f"{pods} replicas need {gpus} each, and {room}",
+                    hint="free some, raise the quota, or lower kserve.scaling.minimum; nothing was changed",
+                )
+
+        with contextlib.suppress(AccessDenied):
+            for quota in self.cluster.list(QUOTAS)[0]:
+                status, spec = quota.get("status", {}), quota.get("spec", {})
+                hard = status.get("hard", spec.get("hard", {})).get(f"requests.{gpu}")
+                if hard is not None and not spec.get("scopes") and not spec.get("scopeSelector"):  # it limits all pods
+                    left = int(hard) - int(status.get("used", {}).get(f"requests.{gpu}", 0))
+                    check(pods * gpus - left, f"the quota {quota['metadata']['name']} leaves {max(left, 0)}")
+        with contextlib.suppress(AccessDenied):
+            nodes = self.cluster.list(NODES)[0]
+            if nodes and not any(label in node["metadata"].get("labels", {}) for node in nodes for label in POOLS):
+                # Clusters may add a toleration for the taint that is called like the resource.
+                tolerations = [toleration.model_dump() for toleration in (Toleration(key=gpu), *settings.tolerations)]
+                pod = {"nodeSelector": settings.node_selector, "tolerations": tolerations}
+                matching = [node for node in nodes if admits(node, pod)]
+                left_on = [left for amounts in free(self.cluster, matching, [gpu]) if (left := int(amounts[gpu])) > 0]
+                listed = ", ".join(map(str, left_on)) or "none"
+                missing = (pods - sum(left // gpus for left in left_on)) * gpus
+                check(missing, f"the {len(left_on)} nodes that match have {listed} free")
 
     def kill(self, release: str) -> Callable[[], bool]:
         """See ``Target``. There is no grace period: Services drop the pod at once, its node kills it within seconds."""

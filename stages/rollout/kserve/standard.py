@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from stages.parts.base.errors import AccessDenied, ConfigError, Conflict
+from stages.parts.cluster.api import Absent
 from stages.parts.cluster.kinds import DEFINITIONS, Object
-from stages.parts.cluster.refusals import Absent
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.applied import lacking, share
 from stages.rollout.kserve.autoscaling import scaled_objects

@@ -18,13 +18,11 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import EVENTS, Object
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import KSERVE
-from stages.parts.releases.split import Split
+from stages.parts.records.rollout import KSERVE, Counters
+from stages.parts.releases.release import Split
 from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
 from stages.rollout.kserve.autoscaling import Autoscalers
 from stages.rollout.kserve.detect import Installation
-from stages.rollout.kserve.free_gpus import check_room
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, release_of, revision_of
 from stages.rollout.kserve.release_pods import Pods
@@ -90,11 +88,8 @@ class KServeTarget(Target):
     def serving_of(self, release: str) -> Serving:
         return self.endpoint.serving_of(release)
 
-    def startup_s(self, release: str) -> int:
-        return self.serving_of(release).startup_timeout_s
-
     def check_room(self, release: str) -> None:
-        check_room(self.cluster, self.endpoint, release, present=len(self.pods.of(release)))
+        self.pods.check_room(release)
 
     def waits_for(self, release: str) -> str:
         with contextlib.suppress(SlipwayError):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.runs.state import Node, RunState
+from pipeline.runs.state import RunState
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.login import by_kubeconfig
 from tests.kubernetes import KubernetesServer
@@ -38,13 +38,12 @@ class Seen:
         self.runs: list[tuple[str, str]] = []
         self.last: RunState | None = None
 
-    def run_changed(self, run: RunState) -> None:
+    def changed(self, run: RunState) -> None:
         self.runs.append((run.phase, run.message))
-
-    def node_changed(self, run: RunState, node: Node) -> None:
-        self.nodes.append((node.name, "Cached" if node.cached else node.phase, node.message))
+        self.nodes += [(node.name, "Cached" if node.cached else node.phase, node.message) for node in run.nodes]
 
     def finished(self, run: RunState) -> None:
+        self.changed(run)
         self.last = run
 
     def of(self, task: str) -> list[tuple[str, str]]:

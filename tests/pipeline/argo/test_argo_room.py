@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.argo.pending import Rooms
-from pipeline.argo.status import nodes_of, run_state, templates
+from pipeline.argo.status import Rooms, nodes_of, run_state, templates
 from tests.kubernetes import KubernetesServer
 
 FULL = (

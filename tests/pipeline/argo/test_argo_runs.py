@@ -14,7 +14,7 @@ from pipeline.argo.engine import ArgoEngine, resubmit
 from pipeline.argo.follow import follow
 from pipeline.argo.runs import ClusterRun, find
 from pipeline.argo.status import SUSPENDED
-from pipeline.argo.submission import submit
+from pipeline.argo.template import submit
 from pipeline.cluster.doctor import check_serving
 from pipeline.runs.state import failure
 from pipeline.workflow.definition import workflow_template

@@ -67,7 +67,7 @@ def test_the_live_view_shows_a_run_whose_tasks_are_not_known_yet():
     console = Console(file=screen, force_terminal=True, width=100)
     queued = run_state({"metadata": {"name": "run"}, "spec": {}, "status": {"message": "waiting for a lock"}})
     tree = Tree(console, Path("run"))
-    tree.run_changed(queued)
+    tree.changed(queued)
     tree.finished(queued)
     assert "waiting for a lock" in screen.getvalue()
 
@@ -79,9 +79,9 @@ def test_the_live_view_shows_a_task_that_has_changed_while_the_run_has_not():
 
     screen = io.StringIO()
     tree = Tree(Console(file=screen, force_terminal=True, width=100), Path("run"))
-    tree.run_changed(run_state(workflow()))
+    tree.changed(run_state(workflow()))
     later = run_state(workflow(node("first", "Running")))
-    tree.node_changed(later, later.node("first"))
+    tree.changed(later)
     deadline = time.monotonic() + 10
     while "▶" not in screen.getvalue() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from pipeline.argo.store_command import call
+from pipeline.argo.template import call_in_pod
 from pipeline.cluster import store_commands
 from pipeline.settings.config import load
 from pipeline.workflow.parameters import STORE_COMMAND, store_settings
@@ -75,7 +75,7 @@ def test_a_command_whose_image_can_not_be_pulled_is_not_left_behind(commands, cl
     monkeypatch.setattr("pipeline.argo.follow.UNPULLED_S", 0.3)
     commands.script["command"] = [Outcome(unpulled="localhost/x:1")]
     with pytest.raises(NotInstalled, match="localhost/x:1 can't be pulled"):
-        call(cluster, config, ["rollback", "org/name"])
+        call_in_pod(cluster, config, ["rollback", "org/name"])
     (workflow,) = commands.server.all("Workflow")
     assert workflow["spec"]["shutdown"] == "Terminate"
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.argo.engine import ArgoEngine
 from pipeline.cluster.doctor import check_cluster, check_serving
 from pipeline.cluster.install import install
-from pipeline.runs.engine import Printout, RunRequest
+from pipeline.runs.engine import Printout
 from pipeline.settings.config import RunConfig, load
 from pipeline.settings.platform import LOCKS
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
@@ -28,8 +28,7 @@ def argo_definitions(server: KubernetesServer, *cron_fields: str) -> None:
 
 
 def submit(cluster: Cluster, config: RunConfig, *, serve: bool) -> Printout:
-    request = RunRequest("org/model", "main", serve=serve)
-    return ArgoEngine(cluster, check_serving, follow=False).start(config, request)
+    return ArgoEngine(cluster, check_serving, follow=False).start(config, "org/model", "main", serve=serve)
 
 
 def test_everything_is_applied_once_and_again_changes_nothing(server, there, platform):

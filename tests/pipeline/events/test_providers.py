@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.argo.status import arguments_of
-from pipeline.events.providers import PROVIDERS, push_of
-from pipeline.events.push import workflow
+from pipeline.events.push import PROVIDERS, push_of, workflow
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.events.providers import PROVIDERS
+from pipeline.events.push import PROVIDERS
 from pipeline.events.receiver import BODY_S
 from tests.pipeline.events.receiving import (
     COMMIT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.events.secret import optional_secret, secret
+from pipeline.events.forwarding import optional_secret, secret
 from stages.parts.base.errors import ConfigError
 
 

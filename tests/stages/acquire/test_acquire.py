@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from stages.acquire.ensure import ensure, intact
 from stages.parts.base.program import Report
 from stages.parts.base.store import ModelStore
-from stages.parts.model.directory import local_commit
+from stages.parts.model.description import local_commit
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from tests.hub import HubServer

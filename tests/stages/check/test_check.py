@@ -15,7 +15,7 @@ from pipeline.settings.config import load
 from stages.parts.base.errors import NotInstalled
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
-from stages.parts.machine.processor import processor
+from stages.parts.machine.hardware import processor
 from tests.extras import need
 from tests.hub import HubServer
 from tests.hub.models import Stages, tiny_model

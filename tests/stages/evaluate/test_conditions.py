@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.evaluate.conditions import conditions_of, tasks_digest
+from stages.evaluate.results import conditions_of, tasks_digest
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore

@@ -89,7 +89,7 @@ def _lm_eval() -> None:
 def test_a_variant_that_was_never_made_is_named(store: ModelStore) -> None:
     said = evaluate(store, "fp16")
     assert said.returncode == 14
-    assert "optimized/fp16 has no variant.json" in said.stderr
+    assert "optimized/fp16 is damaged: variant.json is missing" in said.stderr
 
 
 def test_without_fp16_there_is_nothing_to_compare_with(store: ModelStore) -> None:
@@ -105,7 +105,7 @@ def test_a_damaged_variant_is_not_served(store: ModelStore) -> None:
     config.write_text("{}")
     said = evaluate(store, "fp16")
     assert said.returncode == 14
-    assert "the fp16 variant is damaged: config.json has 2 bytes" in said.stderr
+    assert "optimized/fp16 is damaged: config.json has 2 bytes" in said.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import run_tasks, scores_of
 from stages.evaluate.questions import written
 from stages.evaluate.questions.instructions import follows, sentences
-from stages.evaluate.questions.sources import DATA
+from stages.evaluate.questions.question import DATA
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.workload import Workload
 from tests.extras import need
@@ -149,7 +149,7 @@ def rest_of(harness: Preloaded, directory: Path, log: Path) -> list[int]:
 
 FETCH = """
 from stages.evaluate.questions import written
-from stages.evaluate.questions.sources import DATA
+from stages.evaluate.questions.question import DATA
 from stages.parts.base.errors import SlipwayError
 from stages.parts.model.hub import dataset_file
 for each in (DATA["gsm8k"], DATA["ifeval"]):

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.items import items_of
-from stages.evaluate.quality import check_tasks, scores_of
+from stages.evaluate.quality import check_tasks, items_of, scores_of
 from stages.parts.base.workload import Workload
 from stages.parts.samples.figures import task_score
 from stages.parts.samples.lines import AccuracyItem, Samples

@@ -375,7 +375,7 @@ def test_a_damaged_variant_is_left_out(store: ModelStore) -> None:
     said = evaluate(store, "fp16,b")
     assert said.returncode == 0, said.stderr
     reason = next(each.reason for each in outcomes(store.run(RUN)) if each.variant == "b")
-    assert reason == "the b variant is damaged: config.json is missing"
+    assert reason == f"{store.optimized('b')} is damaged: config.json is missing"
 
 
 def test_a_variant_that_this_run_failed_to_make_is_not_measured_in_an_older_state(store: ModelStore) -> None:

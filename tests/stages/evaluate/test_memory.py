@@ -4,8 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from stages.evaluate.peak_memory import INTERVAL_S, PeakMemory
-from stages.parts.machine.process import Contained
+from stages.parts.machine.process import INTERVAL_S, Contained, PeakMemory
 from tests.serving import wait_until
 
 MIB = 1 << 20

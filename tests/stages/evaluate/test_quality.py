@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from stages.evaluate.harness import MODULE
-from stages.evaluate.items import group_shares, items_of
 from stages.evaluate.preloaded import Preloaded
-from stages.evaluate.quality import check_tasks, run_tasks, scores_of
+from stages.evaluate.quality import check_tasks, group_shares, items_of, run_tasks, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.workload import Workload

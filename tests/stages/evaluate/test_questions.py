@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.items import items_of
-from stages.evaluate.quality import scores_of
+from stages.evaluate.quality import items_of, scores_of
 from stages.evaluate.questions import OWN, RECIPE, written
 from stages.evaluate.questions.instructions import MIXED
-from stages.evaluate.questions.question import Served
+from stages.evaluate.questions.question import DATA, Served
 from stages.evaluate.questions.requests import SEED, Function, drawn, same, without_fence, written_calls
-from stages.evaluate.questions.sources import DATA
 from stages.parts.base.errors import ServerFailed
 from stages.parts.base.store import digest_of
 from stages.parts.model.corpora import read_documents

@@ -20,9 +20,9 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import FORMATS, Format, Kernel, storage_of
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.machine.processor import Processor
+from stages.parts.machine.hardware import Processor
 from stages.parts.model.description import Description
-from stages.parts.vllm.kernels import missing_kernels
+from stages.parts.vllm.support import missing_kernels
 from tests.stages.optimize.tiny import acquire
 from tests.stages.parts.vllm.test_automatic import PUBLISHED
 

@@ -18,8 +18,7 @@ from stages.optimize.ensure import ensure, identify, verify
 from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of
-from stages.parts.machine.hardware import GPUS_VARIABLE
-from stages.parts.machine.processor import LIMIT, Processor
+from stages.parts.machine.hardware import GPUS_VARIABLE, LIMIT, Processor
 from tests.stages.optimize.tiny import ROOT, acquire, command, environment, llama, optimize, publish, variant
 
 LAYERS = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]

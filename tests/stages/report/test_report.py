@@ -22,11 +22,10 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Drift, Goodput, Speed, Trial
 from stages.parts.records.production import Price
-from stages.report.choice import changed, sentences, verdict
-from stages.report.collect import collect
-from stages.report.page import render
-from stages.report.reproduction import settings_file
+from stages.report.page import collect, render
+from stages.report.provenance import settings_file
 from stages.report.run_report import RunReport
+from stages.report.scores import changed, sentences, verdict
 from stages.select.selection import select
 from tests.samples import MODEL, base, evaluation, measured_store, outcome, variant
 

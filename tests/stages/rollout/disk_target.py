@@ -21,9 +21,8 @@ import httpx
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
-from stages.parts.records.counters import Counters
-from stages.parts.records.rollout import LOCAL
-from stages.parts.releases.split import Split
+from stages.parts.records.rollout import LOCAL, Counters
+from stages.parts.releases.release import Split
 from stages.parts.vllm.client import http
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.target import Replicas
@@ -55,9 +54,6 @@ class DiskTarget:
 
     def serving_of(self, release: str) -> Serving:
         return Serving()
-
-    def startup_s(self, release: str) -> int:
-        return 60
 
     def check_room(self, release: str) -> None:
         pass

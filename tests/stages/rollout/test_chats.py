@@ -11,9 +11,8 @@ import httpx
 import pytest
 
 from stages.parts.base.errors import RolledBack, ServerFailed, TransientError
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
-from stages.parts.vllm.client import has_chat_template
+from stages.parts.model.description import chat_template
+from stages.parts.releases.release import Split, history
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.stage import GOOD, NEXT, SETTINGS, Stage
 from tests.tool_models import QWEN
@@ -27,13 +26,13 @@ def give_template(stage: Stage, release: str, text: str = "{{ messages }}") -> N
 
 def test_a_chat_template_is_a_file_or_a_field_of_the_tokenizer_s_configuration(stage: Stage) -> None:
     folder = stage.store.releases / stage.make(GOOD)
-    assert not has_chat_template(folder)
+    assert not chat_template(folder)
     configuration = folder / "tokenizer_config.json"
     for text, said in (("{}", False), ('{"chat_template": "{{ messages }}"}', True), ("torn", False), ("[]", False)):
         configuration.write_text(text)
-        assert has_chat_template(folder) == said
+        assert bool(chat_template(folder)) == said
     give_template(stage, GOOD)
-    assert has_chat_template(folder)
+    assert chat_template(folder)
 
 
 def test_a_release_with_a_template_that_refuses_chats_is_not_ready(stage: Stage) -> None:

@@ -23,16 +23,14 @@ from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, 
 from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding, serves_on_gpu
-from stages.parts.vllm.client import Access, http
+from stages.parts.vllm.client import RELEASE_HEADER, Access, http
 from stages.parts.vllm.prometheus import read_counters
 from stages.parts.vllm.server_log import ServerLog
-from stages.parts.vllm.streaming import RELEASE_HEADER
-from stages.rollout.drills import access_to, drill_crash, drill_load
+from stages.rollout.drills import SteadyLoad, access_to, drill_crash, drill_load
 from stages.rollout.one_machine import OneMachine
-from stages.rollout.pairs import send_pairs
-from stages.rollout.steady_load import SteadyLoad
+from stages.rollout.slices import send_pairs
 from tests.serving import (
     MODEL,
     REPOSITORY,

@@ -15,10 +15,10 @@ import pytest
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed
 from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.serving_settings import Serving
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, history
 from stages.rollout.state_machine import StateMachine, roll_out
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
 
@@ -289,7 +289,7 @@ def test_a_release_that_is_served_already_is_only_confirmed(stage: Stage) -> Non
 
 def test_the_time_to_start_follows_from_what_the_server_needs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.make(GOOD)
-    monkeypatch.setattr(stage.target, "startup_s", lambda _: 4396)
+    monkeypatch.setattr(stage.target, "serving_of", lambda _: Serving(startup_timeout_s=4396))
     automatic = SETTINGS.model_copy(update={"ready_timeout_s": "auto"})
     assert roll_out(stage.store, stage.target, GOOD, automatic).ready_timeout_s == 900 + 4396
     assert roll_out(stage.store, stage.target, GOOD, SETTINGS).ready_timeout_s == 60

@@ -13,14 +13,12 @@ from stages.parts.base.errors import TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
-from stages.parts.records.counters import ZERO, Counters, Histogram
-from stages.parts.records.rollout import Analysis, Journal, Observed, Side, Slice, Window
+from stages.parts.records.rollout import ZERO, Analysis, Counters, Histogram, Journal, Observed, Side, Slice, Window
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.analysis import Observation, analyse, check_quality, figures
 from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, Observer, prompt_tokens
-from stages.rollout.pairs import LOST, Timing
-from stages.rollout.slices import add_pairs, begin_slice, end_slice, late_s, logs
+from stages.rollout.slices import LOST, Timing, add_pairs, begin_slice, end_slice, late_s, logs
 from stages.rollout.target import Target
 
 BOUNDS = (0.01, 0.1, 1.0)

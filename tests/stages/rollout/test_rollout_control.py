@@ -13,8 +13,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, history
 from stages.rollout.commands import abort, promote, roll_back
 from stages.rollout.observation import BURST
 from stages.rollout.state_machine import roll_out

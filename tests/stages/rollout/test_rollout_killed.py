@@ -10,8 +10,7 @@ import pytest
 from stages.parts.base.errors import Conflict, RolledBack
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, history
 from stages.rollout.commands import abort
 from stages.rollout.state_machine import StateMachine, roll_out
 from tests.serving import wait_until

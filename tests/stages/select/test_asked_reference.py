@@ -12,9 +12,8 @@ from stages.parts.base.errors import ConfigError, NoWinner
 from stages.parts.base.store import ModelStore
 from stages.parts.records.answers import all_answers, answers_paths, are_kept
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
-from stages.parts.samples.answers import export_answers, import_answers
-from stages.report.collect import collect
-from stages.report.page import render
+from stages.parts.samples.lines import export_answers, import_answers
+from stages.report.page import collect, render
 from stages.select.selection import select
 from stages.select.verify import verify
 from tests.samples import answers, measured_store, outcome

@@ -14,7 +14,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Evaluation, Smaller, Trial
 from stages.parts.records.production import Cost, FewerGpus
 from stages.parts.releases.pinned import pinned
-from stages.select.fewer_gpus import fewer_gpus_of, sentences_of
+from stages.select.decision import fewer_gpus_of, sentences_of
 from stages.select.selection import select
 from tests.samples import measured_store
 

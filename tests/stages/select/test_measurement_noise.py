@@ -13,8 +13,8 @@ from stages.parts.records.evaluation import Drift, Evaluation, Speed
 from stages.parts.records.production import Production
 from stages.parts.samples.figures import pooled_load
 from stages.parts.samples.lines import Samples, read_samples, write_samples
-from stages.select.notes import machine_speeds, slower_machine
 from stages.select.selection import select
+from stages.select.sentences import machine_speeds, slower_machine
 from tests.samples import measured_store, samples_path
 
 BALANCED = Profile(name="balanced")

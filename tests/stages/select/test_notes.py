@@ -10,12 +10,10 @@ import pytest
 from scoring.criteria import Weights
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
-from stages.parts.machine.hardware import Hardware
-from stages.parts.machine.processor import Processor
+from stages.parts.machine.hardware import Hardware, Processor
 from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Trial, by_machine
 from stages.parts.records.production import Price, Production
-from stages.report.collect import collect
-from stages.report.page import render
+from stages.report.page import collect, render
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
 

@@ -11,9 +11,9 @@ import pytest
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.production import Candidate, Price, Production
-from stages.select.schema import PATH, schema, text
 from stages.select.selection import select
 from tests.samples import measured_store, outcome
+from tests.stages.select.production_schema import PATH, schema, text
 
 RUN = "run-1"
 VARIANTS = ["fp16", "awq", "gptq"]
@@ -32,7 +32,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_the_committed_schema_matches_the_record():
-    assert PATH.read_text(encoding="utf-8") == text(), f"python -m stages.select.schema > {PATH.name}"
+    assert PATH.read_text(encoding="utf-8") == text(), f"python -m tests.stages.select.production_schema > {PATH.name}"
 
 
 def test_every_field_of_a_candidate_with_a_docstring_is_described():

@@ -16,7 +16,7 @@ from stages.parts.records.production import RULES, Price
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.capacity import RULE
 from stages.parts.samples.lines import read_samples
-from stages.report.collect import collect
+from stages.report.page import collect
 from stages.select.selection import select
 from stages.select.verify import Verification, check_evaluation, verify
 from tests.adapters import acquired

@@ -18,7 +18,7 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.tls import Tls, tls_of
 from stages.parts.vllm.client import Access, healthy
-from stages.rollout.steady_load import SteadyLoad
+from stages.rollout.drills import SteadyLoad
 from tests.serving import wait_until
 from tests.stages.parts.endpoint.test_clients import MODEL, serving
 

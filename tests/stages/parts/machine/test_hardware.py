@@ -9,13 +9,14 @@ from stages.parts.base.errors import NotInstalled
 from stages.parts.machine.hardware import (
     GPUS_VARIABLE,
     Hardware,
+    Processor,
     check_gpus,
     core_parts,
     gpu_memory_used_bytes,
     gpus,
     hardware,
+    processor,
 )
-from stages.parts.machine.processor import Processor, processor
 
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.machine.processor import LIMIT, Processor, cpu_dtype, processor
+from stages.parts.machine.hardware import LIMIT, Processor, cpu_dtype, processor
 
 ZEN_3 = "flags\t\t: fpu sse4_1 sse4_2 fma f16c avx bmi1 avx2 bmi2 sha_ni xsavec umip pku vaes vpclmulqdq rdpid fsrm"
 ZEN_4 = (

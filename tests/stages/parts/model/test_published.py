@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters, explained, stored_bytes
 from stages.parts.base.errors import DamagedModel, UnusableModel
-from stages.parts.machine.processor import Processor
+from stages.parts.machine.hardware import Processor
 from stages.parts.model.checkpoint import SINGLE, check
 from stages.parts.model.published import METHODS, PublishedFormat, format_of
 from stages.parts.model.safetensors import Tensor

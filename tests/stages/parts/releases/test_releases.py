@@ -24,6 +24,7 @@ from stages.parts.releases.release import (
     HISTORY,
     METRICS,
     Move,
+    Split,
     before,
     candidate,
     current_release,
@@ -33,7 +34,6 @@ from stages.parts.releases.release import (
     promote,
     remember,
 )
-from stages.parts.releases.split import Split
 from stages.rollout.resume import begin
 from stages.select.selection import select
 from tests.adapters import acquired

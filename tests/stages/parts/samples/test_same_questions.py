@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from stages.parts.samples.evidence import items_of, questions
 from stages.parts.samples.lines import AccuracyItem, Samples
-from stages.parts.samples.questions import items_of, questions
 from tests.samples import answer
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.evaluate.search import CLOSE, FIRST_STEPS, OTHER_STEPS, OWN_STEPS, Search
+from stages.evaluate.load import CLOSE, FIRST_STEPS, OTHER_STEPS, OWN_STEPS, Search
 from stages.parts.samples.capacity import (
     Tried,
     bracket,

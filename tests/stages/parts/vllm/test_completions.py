@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import ServerFailed, TransientError
-from stages.parts.vllm.client import Access
-from stages.parts.vllm.completions import complete, tokenize
+from stages.parts.vllm.client import Access, complete, tokenize
 from tests.stages.parts.vllm.answering import Answering
 
 CHOICES = {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}

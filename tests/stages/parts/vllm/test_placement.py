@@ -4,8 +4,7 @@ import pytest
 
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import Serving
-from stages.parts.vllm.arguments import BINDING
-from stages.parts.vllm.placement import check_replicas, gpus_of, groups
+from stages.parts.vllm.arguments import BINDING, check_replicas, gpus_of, groups
 
 KIND = "NVIDIA H100, 81559 MiB"
 
@@ -60,4 +59,4 @@ def test_more_replicas_than_cores_are_refused_unless_cores_were_chosen(monkeypat
 def here(monkeypatch: pytest.MonkeyPatch, ids: list[str]) -> None:
     """A machine with these GPUs."""
     for name, found in {"serves_on_gpu": bool(ids), "gpu_ids": ids, "gpus": [KIND] * len(ids)}.items():
-        monkeypatch.setattr(f"stages.parts.vllm.placement.{name}", lambda found=found: found)
+        monkeypatch.setattr(f"stages.parts.vllm.arguments.{name}", lambda found=found: found)

@@ -13,8 +13,7 @@ from stages.parts.machine.accelerators import catalogue
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.prediction import Prediction, calibrations, predict, sized
-from stages.report.collect import collect
-from stages.report.page import contents, render
+from stages.report.page import collect, contents, render
 from tests.samples import measured_store
 from tests.serving import DEMO
 

@@ -21,8 +21,7 @@ import pytest
 from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed, ServerKilled, SlipwayError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.machine.hardware import core_parts
-from stages.parts.machine.processor import LIMIT, cpu_dtype, processor
+from stages.parts.machine.hardware import LIMIT, core_parts, cpu_dtype, processor
 from stages.parts.vllm.arguments import (
     BINDING,
     ONE_THREAD,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.vllm.watch import EngineWatch, Lost
+from stages.parts.vllm.server_log import EngineWatch, Lost
 from tests.serving import wait_until
 
 Start = Callable[[str], "subprocess.Popen[bytes]"]

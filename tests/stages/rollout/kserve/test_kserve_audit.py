@@ -11,7 +11,7 @@ from stages.parts.cluster.kinds import EVENTS
 from stages.parts.releases.release import history
 from stages.rollout.commands import abort
 from stages.rollout.kserve.applied import LONGEST_NOTE, event
-from stages.rollout.kserve.llm_objects import llm_name
+from stages.rollout.kserve.llm import llm_name
 from stages.rollout.state_machine import roll_out
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES

@@ -16,21 +16,18 @@ import openai
 import pytest
 import yaml
 
-from pipeline.settings.config import load
-from pipeline.settings.serving import kserve_settings
+from pipeline.settings.config import kserve_settings, load
 from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
 from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
-from stages.parts.releases.split import Split
-from stages.parts.vllm.client import Access
-from stages.parts.vllm.streaming import Reply
+from stages.parts.releases.release import Split
+from stages.parts.vllm.client import Access, Reply
 from stages.rollout import drills
 from stages.rollout.commands import abort
-from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, answers, drill_crash, drill_rollback
+from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, SteadyLoad, answers, drill_crash, drill_rollback
 from stages.rollout.kserve.settings import Scaling
-from stages.rollout.steady_load import SteadyLoad
 from tests.serving import REPOSITORY, Said, wait_until
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import Conflict
-from stages.parts.releases.split import Split
-from stages.rollout.kserve.llm_objects import llm_deployment, llm_name, llm_route
+from stages.parts.releases.release import Split
+from stages.rollout.kserve.llm import llm_deployment, llm_name, llm_route
 from stages.rollout.kserve.objects import predictor_name
 from stages.rollout.kserve.route import route_name, service_name
 from tests.stages.rollout.kserve.on_kserve import OnKServe

@@ -15,9 +15,9 @@ from stages.parts.base.errors import Conflict, ServerFailed, TransientError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.routing import OFFERED
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.commands import abort
-from stages.rollout.kserve.llm_objects import LLM_SERVICES, cache, llm_name, llm_service
+from stages.rollout.kserve.llm import LLM_SERVICES, cache, llm_name, llm_service
 from stages.rollout.kserve.modes import render
 from stages.rollout.kserve.objects import KServeEndpoint, predictor
 from stages.rollout.kserve.settings import LLM, KServe

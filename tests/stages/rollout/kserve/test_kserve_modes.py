@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pydantic import ValidationError
 
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.kserve import modes
 from stages.rollout.kserve.detect import detect, served_modes
 from stages.rollout.kserve.modes import render

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stages.parts.base.errors import ConfigError, Conflict, DrillFailed, NothingToServe, TransientError
-from stages.parts.releases.release import history
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split, history
 from stages.rollout.kserve import move as moving
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.detect import served_modes

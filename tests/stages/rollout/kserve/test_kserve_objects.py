@@ -14,7 +14,7 @@ from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore
-from stages.parts.machine.processor import LIMIT
+from stages.parts.machine.hardware import LIMIT
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
 from stages.rollout.kserve import knative

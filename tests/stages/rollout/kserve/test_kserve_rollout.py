@@ -10,7 +10,7 @@ import pytest
 from stages.parts.base.errors import Conflict, RolledBack
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.commands import abort, roll_back
 from stages.rollout.kserve.settings import Scaling
 from stages.rollout.state_machine import roll_out

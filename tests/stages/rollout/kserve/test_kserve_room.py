@@ -10,7 +10,7 @@ import pytest
 from stages.parts.base.errors import NotEnoughGpus
 from stages.parts.base.serving_settings import Serving
 from stages.parts.records.rollout import read_journal
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.kserve.settings import Scaling, Toleration
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES

@@ -17,7 +17,7 @@ from pipeline.settings.config import load
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, NotInstalled, TransientError
 from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout import drills, scale_drill
 from stages.rollout.drills import Answers
 from stages.rollout.kserve.settings import Scaling

@@ -10,7 +10,7 @@ import pytest
 
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled, RolledBack, ServerFailed, TransientError
 from stages.parts.records.rollout import read_journal
-from stages.parts.releases.split import Split
+from stages.parts.releases.release import Split
 from stages.rollout.commands import abort
 from stages.rollout.kserve.objects import ISVCS
 from tests.serving import wait_until

@@ -1,6 +1,6 @@
 """The JSON Schema of ``production_metrics.json``, from the record and its docstrings.
 
-python -m stages.select.schema > docs/production_metrics.schema.json
+python -m tests.stages.select.production_schema > docs/production_metrics.schema.json
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from scoring import results
-from stages.parts.machine import hardware, processor
+from stages.parts.machine import hardware
 from stages.parts.records import evaluation, production
 from stages.parts.records.production import Production
 
-PATH: Final = Path(__file__).parents[2] / "docs" / "production_metrics.schema.json"
+PATH: Final = Path(__file__).parents[3] / "docs" / "production_metrics.schema.json"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 IDENTIFIER: Final = "urn:slipway:production_metrics:2"
 """The last part is ``schema_version``."""
-MODULES: Final = (production, evaluation, results, hardware, processor)
+MODULES: Final = (production, evaluation, results, hardware)
 """The modules that define the records of the document."""
 
 
