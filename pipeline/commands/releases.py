@@ -19,13 +19,13 @@ from pipeline.commands.options import (
 from pipeline.runs.engine import Printout
 from scoring.units import readable
 from stages.parts.base.errors import Interrupted
-from stages.parts.releases.release import Split
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
     from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.store import ModelStore
     from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
+    from stages.parts.releases.release import Split
     from stages.rollout.target import Target
 
 
@@ -126,6 +126,7 @@ def prune(
     evaluations of other settings, so that a run with those finds them again. `--others` removes them.
     """
     from stages.parts.releases.listing import prune as remove
+    from stages.parts.releases.release import Split
 
     store = volume.of_model(model)
     split = served(store, volume.load(), model) or Split(stable=None)
@@ -156,6 +157,7 @@ def served(store: ModelStore, settings: RunConfig, model: str) -> Split | None:
     """Return the split of traffic; None if nothing is being served. Starts nothing."""
     from stages.parts.endpoint.endpoint import endpoint
     from stages.parts.records.rollout import LOCAL
+    from stages.parts.releases.release import Split
 
     if settings.platform.serves_on != LOCAL:
         return target_of_endpoint(settings, store, model).split()

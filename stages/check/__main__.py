@@ -41,6 +41,7 @@ from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers,
 from stages.parts.vllm.sizing import quantizer_bytes
 from stages.parts.vllm.support import (
     experts_of,
+    missing_for_preset,
     missing_for_published,
     missing_kernels,
     refuse_unknown_class,
@@ -84,7 +85,7 @@ def main() -> None:
         check_parsers(*chosen_parsers(serving, chats))
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
-        missing = _without_kernels(described, decided, serving.dtype, lora=bool(adapters))
+        missing = _without_kernels(described, decided, optimize, serving.dtype, lora=bool(adapters))
         missing |= _too_large_to_load(decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
         if reference in missing and not decided.serving.reference:
             raise UnusableModel(missing[reference], hint=NO_KERNEL)
@@ -116,9 +117,20 @@ def main() -> None:
     print(",".join(served))
 
 
-def _without_kernels(described: Description, decided: Decided, dtype: str, *, lora: bool) -> dict[str, str]:
+def _without_kernels(
+    described: Description, decided: Decided, optimize: Optimize, dtype: str, *, lora: bool
+) -> dict[str, str]:
     """Say of the variants for which vLLM has no kernels here why; *lora*: whether adapters are served with them."""
     unserved = {} if described.form.method else missing_kernels(experts_of(described.config), dtype, lora=lora)
+    for name in decided.variants if not described.form.method else ():
+        if name in FORMATS and (scheme := FORMATS[name].scheme):
+            unserved[name] = missing_for_preset(
+                scheme,
+                described.config,
+                dtype,
+                group_size=optimize.group_size,
+                allow_fallback=optimize.allow_fallback,
+            )
     for name, model in described.all.items():
         if model.form.method and name in decided.variants:
             unserved[name] = missing_for_published(model.form, model.config, dtype)

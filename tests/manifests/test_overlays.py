@@ -16,6 +16,7 @@ from pipeline.cluster.manifests import MANIFESTS, clusters, documents, documents
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import CONFIGS
 
 PLATFORMS = clusters()
@@ -267,7 +268,8 @@ def test_what_only_rewrites_weights_is_made_beside_the_others_and_takes_no_gpu_f
     template = workflow("gke")
     (dag,) = (each["dag"] for each in template["spec"]["templates"] if each["name"] == "pipeline")
     made = {task["name"]: task["template"] for task in dag["tasks"] if task["name"].startswith("optimize-")}
-    light = {"optimize-fp16", "optimize-int8"}
+    light = {f"optimize-{name}" for name, record in FORMATS.items() if not record.quantizer.calibrated}
+    assert light >= {"optimize-fp16", "optimize-int8", "optimize-fp8"}
     assert {name for name, template in made.items() if template == "optimize-rewrite"} == light
     assert {made[name] for name in made.keys() - light} == {"optimize"}
     plain, quantizing = (stages(template)[name]["container"] for name in ("optimize-rewrite", "optimize"))

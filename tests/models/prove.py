@@ -233,7 +233,7 @@ def main(step: str, *named: str) -> None:
     os.environ |= four_bit.environment() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     kinds = [name for name in named if name in KINDS]
     if step == "make":
-        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(FORMATS))
+        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(Optimize().variants))
         return
     prepare_serving()
     for kind in kinds or KINDS:

@@ -89,6 +89,8 @@ class Format:
     """The kernel for its linear layers; None if vLLM serves it wherever it runs."""
     only_16_bit: bool = False
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
+    scheme: str = ""
+    """Its preset in compressed-tensors, if vLLM is asked for its kernels as of a published checkpoint."""
     choose_for_experts: Callable[[Any], object] | None = None
     """Lets vLLM choose its kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
     NotImplementedError if it has none. None if it need not be asked."""
@@ -107,7 +109,11 @@ FORMATS: Final[Mapping[str, Format]] = Formats(
         REFERENCE: "stages.optimize.fp16:FP16",
         "awq": "stages.optimize.four_bit:AWQ",
         "gptq": "stages.optimize.four_bit:GPTQ",
-        "int8": "stages.optimize.int8:INT8",
+        "int8": "stages.optimize.rounded:INT8",
+        "fp8": "stages.optimize.rounded:FP8",
+        "fp8-block": "stages.optimize.rounded:FP8_BLOCK",
+        "mxfp4": "stages.optimize.rounded:MXFP4",
+        "nvfp4a16": "stages.optimize.rounded:NVFP4A16",
     }
 )
 """Where the record of each format stands, as ``module:name``."""

@@ -43,6 +43,10 @@ class Optimize(Settings):
     """True: make a variant that vLLM can't serve where it would be measured, for another machine. It is not measured
     and can't win. False: it is left out before it is made."""
 
+    allow_fallback: bool = False
+    """True: make and measure a variant that vLLM computes here with a slow stand-in, such as an emulation, for a kernel
+    that it lacks. False: it is left out before it is made."""
+
     allow_incomplete: bool = False
     """What happens if a variant of ``variants`` could not be made or measured. False: the best of the others is
     published, but neither served nor put in production, and the run ends with exit code 45. True: it is used like any

@@ -134,6 +134,26 @@ def quantization_of(config: Config) -> Config | None:
     return None
 
 
+def preset_configuration(scheme: str, ignore: Collection[str] = (), group_size: int | None = None) -> dict[str, Any]:
+    """Return ``quantization_config`` of a checkpoint in a preset of compressed-tensors, but for the layers *ignore*."""
+    import compressed_tensors
+    import torch
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+
+    preset = preset_name_to_scheme(scheme, ["Linear"])
+    preset.format = infer_module_format(torch.nn.Linear, preset)
+    if group_size and preset.weights.type == "int" and preset.weights.group_size:
+        preset.weights.group_size = group_size
+    config = QuantizationConfig(
+        config_groups={"group_0": preset},
+        format=preset.format.value,
+        quantization_status="compressed",
+        ignore=[*ignore],
+    )
+    return {**json.loads(config.model_dump_json()), "version": compressed_tensors.__version__}
+
+
 def format_of(config: Config, paths: Collection[str] = ()) -> PublishedFormat:
     """Recognize the format of a model by its config.json. *paths* are all files of the repository, if they are known.
 

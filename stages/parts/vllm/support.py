@@ -21,13 +21,17 @@ from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.adapter import Adapter, max_lora_rank
 from stages.parts.model.checkpoint import sees
 from stages.parts.model.description import Description
-from stages.parts.model.published import PublishedFormat, quantization_of
+from stages.parts.model.published import PublishedFormat, format_of, preset_configuration, quantization_of
 from stages.parts.vllm.arguments import asked_once, installed_version, serves_on_gpu
 
 OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
 """What vLLM computes between the matrices of experts, where config.json says something else."""
 LAYERS: Final = {"attention": "model.layers.1.self_attn.o_proj", "mlp": "model.layers.1.mlp.down_proj"}
 """The name of a layer of each kind, which may be among those that a checkpoint keeps in 16 bits."""
+
+
+VLLM_KERNELS: Final = "vllm.model_executor.kernels.linear."
+FALLBACK_HINT: Final = "optimize.allow_fallback=true measures it all the same"
 
 
 class Experts(NamedTuple):
@@ -103,7 +107,23 @@ def missing_for_published(form: PublishedFormat, config: Mapping[str, Any], dtyp
     return asked_once(name, lambda: {"missing": _unbuildable(form, config, dtype)})["missing"]
 
 
-def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -> str:
+def missing_for_preset(
+    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool
+) -> str:
+    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors; empty if it can.
+    Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
+
+    def ask() -> dict[str, str]:
+        made = {**config, "quantization_config": preset_configuration(scheme, group_size=group_size)}
+        form = format_of(made)
+        on_cpu = "" if serves_on_gpu() else form.missing_on_cpu(made, processor())
+        return {"missing": on_cpu or _unbuildable(form, made, dtype, allow_fallback=allow_fallback)}
+
+    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback]
+    return asked_once(f"kernels-{digest_of(asked)}", ask)["missing"]
+
+
+def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, allow_fallback: bool = True) -> str:
     import torch
     from vllm import distributed
     from vllm.config import VllmConfig, set_current_vllm_config
@@ -135,7 +155,9 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -
                 return f"vLLM needs compute capability {quantization.get_min_capability() / 10} for {form.name}"
             for layer, sizes in _linear_layers(config):
                 shape = " × ".join(map(str, sizes))
-                ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
+                built = ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
+                if not allow_fallback and (kernel := _fallback(built)):
+                    return f"vLLM computes {form.name} here with {kernel}, which is slow; {FALLBACK_HINT}"
             if experts := experts_of(config):
                 shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
                 module = RoutedExperts.__new__(RoutedExperts)
@@ -152,6 +174,14 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str) -
             return ""
         return f"vLLM has no {form.name} kernel here for a layer of {shape}: {last}"
     return ""
+
+
+def _fallback(layer: Any) -> str:
+    """Name the kernel that vLLM chose for a layer of compressed-tensors if it only stands in for a fast one: an
+    emulation, or PyTorch's own operators on a processor. Empty otherwise."""
+    kernels = [type(part) for part in vars(layer.scheme).values() if type(part).__module__.startswith(VLLM_KERNELS)]
+    slow = ("emulation",) if serves_on_gpu() else ("emulation", "pytorch")
+    return next((each.__name__ for each in kernels if each.__module__.endswith(slow)), "")
 
 
 def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:

@@ -126,6 +126,7 @@ def test_four_bit_needs_avx512_and_int8_does_not(stages: Stages) -> None:
         "awq": four_bit,
         "gptq": four_bit,
         "int8": "true",
+        **dict.fromkeys(("fp8", "fp8-block", "mxfp4", "nvfp4a16"), "false"),  # not among the variants
         "candidates": "[]",
         "fetch": "false",
         "variants": "fp16,awq,gptq,int8" if here.avx512 else "fp16,int8",
@@ -219,6 +220,30 @@ def test_quantized_experts_are_left_out_where_vllm_has_no_kernels_for_them(stage
         assert f"gptq: {reason.format('4-bit')}" in outputs["left-out"].splitlines()
 
 
+def test_formats_that_vllm_lacks_or_only_emulates_are_left_out_by_name_before_they_are_made(stages: Stages) -> None:
+    here = processor()
+    assert here is not None
+    if here.amx:
+        pytest.skip("the processor has AMX, and with it a kernel for fp8-block")
+    new = ("fp8", "fp8-block", "mxfp4", "nvfp4a16")
+    settings = Optimize(variants=("fp16", *new)).model_dump_json()
+    given = {"SLIPWAY_RUN": "r1", "XDG_CACHE_HOME": str(stages.folder)}
+    assert stages.run("check", "--model", "org/wide", "--settings", settings, **given).returncode == 0
+    outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
+    assert [outputs[name] for name in new] == ["false"] * 4
+    fp8, *others = outputs["left-out"].splitlines()
+    kernel = "ChannelWiseTorchFP8ScaledMMLinearKernel"
+    assert fp8.startswith(f"fp8: vLLM computes fp8 here with {kernel}, which is slow; optimize.allow_fallback=true")
+    assert others == [
+        "fp8-block: vLLM's CPU build has no fp8-block kernel for processors without AMX",
+        "mxfp4: vLLM's CPU build has no mxfp4 kernel",
+        "nvfp4a16: vLLM's CPU build has no nvfp4a16 kernel",
+    ]
+    allowed = Optimize(variants=("fp16", *new), allow_fallback=True).model_dump_json()
+    assert stages.run("check", "--model", "org/wide", "--settings", allowed, **given).returncode == 0
+    assert (stages.folder / "outputs" / "variants").read_text() == "fp16,fp8"
+
+
 def test_experts_in_one_tensor_are_left_out_by_the_tensor_s_name(stages: Stages) -> None:
     outputs = checked(stages, {}, model="fused")
     assert outputs["variants"] == "fp16"
@@ -303,9 +328,9 @@ def test_candidates_are_compared_and_those_with_a_kernel_are_fetched(stages: Sta
     ended = stages.run("check", *arguments, SLIPWAY_RUN="r1", XDG_CACHE_HOME=str(stages.folder))
     assert ended.returncode == 0, ended.stderr
     outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
-    assert (outputs["variants"], outputs["fetch"]) == ("fp16,fp8", "true")
+    assert (outputs["variants"], outputs["fetch"]) == ("fp16,org-fp8", "true")
     (candidate,) = json.loads(outputs["candidates"])
-    assert (candidate["name"], candidate["source"], candidate["note"]) == ("fp8", "org/fp8", "")
+    assert (candidate["name"], candidate["source"], candidate["note"]) == ("org-fp8", "org/fp8", "")
     stored = {"quant_method": "fp8", "format": "fp8", "bits": 8}
     assert candidate["parameters"] == {"source": "org/fp8", "revision": "main", "commit": candidate["commit"], **stored}
     assert len(candidate["commit"]) == 40

