@@ -345,7 +345,7 @@ _INT8: Final = _storage("int8", 8, CHANNEL, multiple=16, capabilities=(7.5, 10.0
 INT8: Final = Format(
     _INT8,
     Rounded("W8A8", _INT8, 0.5 / 127.5),
-    Kernel("onednn_scaled_mm", choose_kernel, experts_amx=True),
+    Kernel("onednn_scaled_mm", choose_kernel, lora_amx=True, experts_amx=True),
     choose_for_experts=choose_for_experts,
 )
 FP8: Final = rounded(

@@ -36,10 +36,11 @@ ROLLOUT: Final = {
     "tpot_slack_ms": "500",
 }
 CHANGED: Final = {
-    "optimize.variants": "[fp16, int8]",
+    "optimize.variants": "[fp16, gptq, int8]",
     "optimize.allow_incomplete": "true",
     "workload.quality_limit": "20",
-    "profile.task_loss": "0.9",  # what so few items can show
+    "profile.task_loss": "0.9",  # what so few items can show; what the adapter forgot is little to lose
+    "profile.constraints": "{}",
     "serving.extra_arguments": "[]",
     **{f"rollout.{name}": value for name, value in ROLLOUT.items()},
 }
@@ -127,7 +128,7 @@ def test_an_adapter_is_served_beside_the_model_under_its_own_name(first: Release
 
 
 def test_every_variant_was_asked_with_the_adapter(adapted: Pipeline, first: Released) -> None:
-    for name in ("fp16", "int8"):
+    for name in ("fp16", "gptq"):
         evaluation = Evaluation.read(adapted.store.evaluation(name))
         assert evaluation
         scores = {score.task: score for score in evaluation.quality}

@@ -75,6 +75,8 @@ class Kernel:
     """Lets vLLM choose its kernel on a GPU. Raises: ValueError: it has none."""
     avx512: bool = False
     """Whether the operator needs a processor with AVX-512."""
+    lora_amx: bool = False
+    """Whether vLLM computes LoRA adapters of such a layer, without a GPU, only on a processor with AMX."""
     experts_amx: bool = False
     """Whether vLLM computes experts in this format only on a processor with AMX."""
 

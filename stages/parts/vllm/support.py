@@ -79,6 +79,8 @@ def _missing(experts: Experts | None, dtype: str, lora: bool) -> dict[str, str]:
     reason = _missing_on_gpu if on_gpu else _missing_on_cpu
     for name, record in FORMATS.items():
         why = reason(record.kernel, record.storage.label) if record.kernel else None
+        if lora and not on_gpu and record.kernel and record.kernel.lora_amx and (here := processor()) and not here.amx:
+            why = why or f"vLLM's CPU build computes no LoRA adapters of {name} layers on processors without AMX"
         if experts:
             why = why or _missing_for_experts(record, experts, dtype, on_gpu=on_gpu, lora=lora)
         if why:
