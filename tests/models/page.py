@@ -111,10 +111,12 @@ def text() -> str:
 
 
 def failures() -> dict[str, dict[str, str]]:
-    """What is not tried again: the error, by format and by the type of the model and of its language model."""
+    """What is not tried again: the error, by format and by the type of the model and of its language model. What is not
+    served in 16 bit either says nothing of a format."""
     found: dict[str, dict[str, str]] = {}
     for kind, record in read().items():
-        results = record["made"] | record.get("served", {})
+        served = record.get("served", {})
+        results = record["made"] | (served if isinstance(served.get(REFERENCE), dict) else {})
         for name, result in results.items():
             if name != REFERENCE and isinstance(result, str) and result != "made" and FUSED not in result:
                 family = KINDS[kind]

@@ -102,7 +102,10 @@ PARTS: Final[dict[str, dict[str, Any]]] = {
         "boi_token_index": 7,
         "eoi_token_index": 8,
     },
-    "gemma4": {"vision_config": TOWER | {"model_type": "gemma4_vision", "head_dim": 64}, "image_token_id": 5},
+    "gemma4": {
+        "vision_config": TOWER | {"model_type": "gemma4_vision", "head_dim": 64, "default_output_length": 280},
+        "image_token_id": 5,
+    },
     "llama4": {
         "vision_config": TOWER
         | {
@@ -180,9 +183,20 @@ def publish(kind: str, directory: Path) -> int:
         if not parameter.isfinite().all():  # what Transformers leaves uninitialized
             torch.nn.init.normal_(parameter, std=0.02)
     model.save_pretrained(directory)
+    if kind == "gemma3":
+        publish_names(directory / "model.safetensors")
     write_tokenizer(kind, directory)
     tensors = {id(each): each for each in model.state_dict(keep_vars=True).values()}
     return sum(each.numel() for each in tensors.values())
+
+
+def publish_names(path: Path) -> None:
+    """Name the tensors of a SigLIP tower as in published checkpoints, which Transformers reads and no longer writes."""
+    from safetensors.torch import load_file, save_file
+
+    tower = "vision_tower."
+    tensors = {name.replace(tower, f"{tower}vision_model.", 1): each for name, each in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def write_tokenizer(kind: str, directory: Path) -> None:

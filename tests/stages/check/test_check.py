@@ -289,7 +289,7 @@ def test_a_published_checkpoint_is_the_reference_and_what_is_made_from_16_bit_is
     assert [outputs[name] for name in ("awq", "gptq", "int8")] == ["false"] * 3
     recorded = json.loads((stages.store / "org--fp8/runs/r1/outcomes/check-awq.json").read_text())
     assert (recorded["result"], recorded["reason"]) == ("left out", why)
-    assert "16 or 32 bit" in recorded["hint"]
+    assert "the one in 16 bit" in recorded["hint"]
     assert (outputs["candidates"], outputs["fetch"]) == ("[]", "false")
 
 
