@@ -13,6 +13,7 @@ from scoring.criteria import Weights
 from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError, DamagedModel, UnknownName
 from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore, swap_link
 from stages.parts.endpoint.endpoint import supervising
 from stages.parts.model.adapter import CONFIG, WEIGHTS
@@ -67,7 +68,7 @@ def test_every_move_names_the_outcome_by_which_its_release_was_chosen(store: Mod
     assert [each.decision for each in history(store)] == [decision.headline]
     assert [(each.outcome, each.moves[0].decision) for each in catalogue(store)] == [(decision.headline,) * 2]
     asked = {"split": lambda: Split(stable=None), "check_room": lambda _: None, "who": lambda: "jane"}
-    asked["startup_s"] = lambda _: 900
+    asked["serving_of"] = lambda _: Serving()
     target: Any = SimpleNamespace(name="kserve", **asked)
     assert begin(store, target, decision.release, Rollout(), rollback=False).decision == decision.headline
     (store.releases / decision.release / METRICS).write_text("{}")
