@@ -25,7 +25,8 @@ from stages.parts.model.corpora import is_path, own_files
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.settings import KServe
 
-FOLDERS: Final = {"profile": "profiles", "workload": "workloads", "platform": "platforms"}
+NAMED: Final = ("profile", "workload", "platform")
+"""What a configuration may name: by a name in the folder of that kind in ``configs/``, or by a path."""
 OF_ONE_MACHINE: Final = {
     "replicas": "kserve.scaling.minimum",
     "affinity": "kserve.llm.scheduler",
@@ -99,10 +100,10 @@ def load(
         ConfigError: every mistake at once, each on its own line.
     """
     defaults = read_yaml(CONFIGS / "defaults.yaml")
-    data, folders = dict(defaults), dict.fromkeys(FOLDERS, Path())
+    data, folders = dict(defaults), dict.fromkeys(NAMED, Path())
     if file:
         data = _merged(defaults, read_yaml(file))
-        folders |= dict.fromkeys(read_yaml(file).keys() & FOLDERS.keys(), file.parent)
+        folders |= dict.fromkeys(read_yaml(file).keys() & {*NAMED}, file.parent)
     for kind, name in (chosen or {}).items():
         if name is not None:
             data[kind], folders[kind] = name, Path()
@@ -112,6 +113,7 @@ def load(
             assign(data, assignment)
         except ConfigError as error:
             wrong.append(str(error))
+    wrong += _read_recipes(data, file.parent if file else Path())
     if isinstance(data["profile"], dict) and isinstance(data["workload"], dict):
         data["profile"].setdefault("error_rate", protocol_of(data["workload"]).error_rate)
     try:
@@ -137,12 +139,28 @@ def _read_named(data: dict[str, Any], folders: Mapping[str, Path], defaults: Map
     return wrong
 
 
+def _read_recipes(data: dict[str, Any], folder: Path) -> list[str]:
+    """Replace a list of recipes in ``serving`` by what they say, by name; return the mistakes."""
+    wrong, serving = [], data.get("serving")
+    if not isinstance(serving, dict) or not isinstance(serving.get("recipes"), list):
+        return []
+    recipes = {}
+    for text in map(str, serving["recipes"]):
+        try:
+            recipe = named("recipe", text, folder)
+            recipes[recipe.pop("name")] = recipe
+        except ConfigError as error:
+            wrong.append(f"serving.recipes: {error}" + (f" ({error.hint})" if error.hint else ""))
+    data["serving"] = serving | {"recipes": recipes}
+    return wrong
+
+
 def named(kind: str, name: Any, folder: Path) -> dict[str, Any]:
-    """Read a profile, workload or platform by its name or path; a mapping is taken as it is. Raises: UnknownName."""
+    """Read a file of this kind by its name or path; a mapping is taken as it is. Raises: UnknownName."""
     if isinstance(name, dict):
         return {"name": "custom"} | name
     text = str(name)
-    path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / FOLDERS[kind] / f"{text}.yaml"
+    path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / f"{kind}s" / f"{text}.yaml"
     if not path.is_file():
         raise UnknownName(kind, text, names(kind))
     data = {"name": path.stem} | (_platform(path) if kind == "platform" else read_yaml(path))
@@ -165,7 +183,7 @@ def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
         _resolve(cluster["clients"], path.parent, "file")
     if (name := data.pop("extends", None)) is None:
         return data
-    for folder in (path.parent, CONFIGS / FOLDERS["platform"]):
+    for folder in (path.parent, CONFIGS / "platforms"):
         file = folder / f"{name}.yaml"
         if file.is_file() and file.resolve() not in extending:
             return _merged(_platform(file, extending), data)
@@ -181,7 +199,7 @@ def _resolve(data: dict[str, Any], folder: Path, *fields: str) -> None:
 
 def names(kind: str) -> list[str]:
     """Return the names that ``configs/`` has of a kind."""
-    return sorted(path.stem for path in (CONFIGS / FOLDERS[kind]).glob("*.yaml"))
+    return sorted(path.stem for path in (CONFIGS / f"{kind}s").glob("*.yaml"))
 
 
 def _merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

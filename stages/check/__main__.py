@@ -101,12 +101,13 @@ def main() -> None:
     to_make = {*optimize.variants} - unmade if optimize.make_unservable else {*served}
     for quantized in quantized_formats():
         program.write_output(quantized, str(not described.form.method and quantized in to_make).lower())
+    candidates = decided.serving.candidates_of(served)
     fetched = tuple(
         CandidateCheckpoint.of(name, model) for name, model in described.candidates.items() if name in served
     )
     program.write_output("candidates", canonical_json(Candidates(fetched)))
     program.write_output("fetch", str(bool(fetched)).lower())
-    program.write_output("variants", ",".join(served))
+    program.write_output("variants", ",".join(candidates))
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     # What evaluate takes, and what its pod needs.
     program.write_output("serving", canonical_json(decided.serving))
@@ -114,7 +115,7 @@ def main() -> None:
     for name, size in (("memory", decided.memory_bytes), ("shm", decided.shared_bytes)):
         program.write_output(name, f"{math.ceil(size / GIB)}Gi")
     program.write_output("optimize-memory", f"{math.ceil(quantizer_bytes(decided.weights_bytes) / GIB)}Gi")
-    print(",".join(served))
+    print(",".join(candidates))
 
 
 def _without_kernels(

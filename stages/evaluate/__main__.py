@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from scoring.names import recipe_of, variant_of
 from scoring.profile import Profile
 from stages.evaluate.results import (
     UNCOMPARED,
@@ -53,11 +54,13 @@ def main() -> None:
     store = ModelName.parse(arguments.model).store()
     names = list(dict.fromkeys(arguments.variants.split(",")))
     for name in names:
-        if not NAME.match(name):
+        if not NAME.match(variant_of(name)):
             raise InvalidName(f"{name!r} is not a variant's name", hint="such as fp16,gptq")
     workload = parse_json(Workload, arguments.workload, "--workload")
     serving = parse_json(Serving, arguments.serving, "--serving")
     profile = parse_json(Profile, arguments.profile, "--profile").for_format(format_of_base(store))
+    if unknown := [name for name in names if (recipe := recipe_of(name)) and recipe not in serving.recipes]:
+        raise ConfigError(f"{unknown[0]}: there is no such recipe", hint="name it in serving.recipes")
     if (reference := profile.reference_variant) and reference not in names and not serving.reference:
         raise ConfigError(f"{reference} is not among the variants", hint="the others are compared with it")
     check_gpus()
@@ -106,7 +109,7 @@ def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
     run_id = os.environ.get(program.RUN_VARIABLE)
     outcomes = program.outcomes(store.run(run_id)) if run_id else []
     made = {outcome.variant for outcome in outcomes if outcome.stage == "optimize" and outcome.result != "failed"}
-    if missing := [name for name in names if made and name not in made]:
+    if missing := [name for name in names if made and variant_of(name) not in made]:
         say(f"not made by this run, so not measured: {', '.join(missing)}")
     return [name for name in names if name not in missing]
 
@@ -134,8 +137,8 @@ def ensure(
     adapters = {name: read_intact(store.adapter(name)).digest for name in serving.adapters}
     for name in names:
         try:
-            directory = store.optimized(name)
-            found = conditions_of(read_variant(directory), workload, serving, parser_arguments(serving, directory))
+            directory, served = store.optimized(name), serving.of_candidate(name)
+            found = conditions_of(read_variant(directory), workload, served, parser_arguments(served, directory))
             conditions[name] = replace(found, workload=found.workload | ({"adapters": adapters} if adapters else {}))
         except DamagedModel as error:
             outcomes[name] = (error, False)
@@ -209,7 +212,9 @@ protocols, and what they set unless the workload does:
 With several GPUs, as many servers run side by side as GPUs allow (serving.tensor_parallel_size for each).
 Only one evaluation measures on a machine at a time, and no variant is optimized meanwhile; others wait.""",
     )
-    parser.add_argument("--variants", required=True, help="separated by commas, fp16 among them")
+    parser.add_argument(
+        "--variants", required=True, help="separated by commas, fp16 among them, such as fp16,gptq,gptq+ngram"
+    )
     parser.add_argument("--workload", required=True, help="JSON: Workload in stages/parts/base/workload.py")
     parser.add_argument("--serving", default="{}", help="JSON: Serving in stages/parts/base/serving_settings.py")
     parser.add_argument("--profile", default='{"name": "default"}', help="the scoring profile as JSON")

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import MappingProxyType
 
 import psutil
 
@@ -55,6 +56,15 @@ class Subjects:
             return self.reference
         loaded = (subject for subject in self if subject.data.samples.rounds)
         return next(loaded, None) or next(subject for subject in self if subject.going)
+
+    def twin(self, subject: Subject, items: Mapping[str, int] = MappingProxyType({})) -> Subject | None:
+        """Find another candidate that gives the same answers and was asked already, so many *items* of each task."""
+        for other in self:
+            counts = {score.task: score.items for score in other.data.quality}
+            enough = all(counts.get(task, 0) >= count or task in other.exhausted for task, count in items.items())
+            if other is not subject and other.answers_as == subject.answers_as and other.asked and enough:
+                return other
+        return None
 
     def refuse(self, subjects: Iterable[Subject]) -> None:
         """End those of the *subjects* that fail a gate, against what is known of the reference."""
@@ -157,7 +167,7 @@ class Block:
                 self._subjects.together(group, self._stand)
                 if self._further:  # the last look wanted more items
                     for part in _parts(group, len(self._lanes)):
-                        self._in_a_turn(part, lambda subject: subject.ask_further(self._further))
+                        self._in_a_turn(part, self._ask_further)
                     self._subjects.refuse(group)
             else:
                 self._stand_and_ask(group)
@@ -190,13 +200,23 @@ class Block:
         """Ask for the gates: what takes seconds and a slice of the quality items first, then the rest of the items."""
 
         def check(subject: Subject) -> None:
-            subject.check()
-            subject.ask()
+            twin = self._subjects.twin(subject)
+            subject.check(twin)
+            if twin:
+                subject.adopt(twin)
+            else:
+                subject.ask()
 
         self._in_a_turn(new, check)
         self._subjects.refuse(new)
         self._in_a_turn([subject for subject in new if not subject.asked], Subject.ask)
         self._subjects.refuse(new)
+
+    def _ask_further(self, subject: Subject) -> None:
+        if twin := self._subjects.twin(subject, self._further):
+            subject.adopt(twin)
+        else:
+            subject.ask_further(self._further)
 
     def _in_a_turn(self, group: Sequence[Subject], act: Callable[[Subject], None]) -> None:
         """Call *act* with those of the group that go on, together."""

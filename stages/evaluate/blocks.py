@@ -246,7 +246,9 @@ def measure(
         for model in beside:
             say(f"note: {model} is being served on this machine and shares it with this measurement")
         session = Session(store, workload, serving, profile, trace, include_defaults, beside, logs)
-        subjects = [Subject(name, store.optimized(name), conditions[name], session) for name in conditions]
+        subjects = [
+            Subject(name, store.optimized(name), conditions[name], session.of_candidate(name)) for name in conditions
+        ]
         earlier, asked = restore(store, subjects), ask_elsewhere(session) if serving.reference else None
         Blocks(session, subjects, earlier, asked).run()
     if not run_id and not any(subject.failure for subject in subjects):

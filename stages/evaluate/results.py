@@ -37,10 +37,12 @@ TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
     *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser", "adapters"),
-    "reference",
+    *("reference", "recipes"),
 }
 """Serving settings that have no effect on a figure, or only through ``Conditions.binding``, or the parsers or adapters
 they mean."""
+ADDED: Final = ("text_only", "kv_cache_dtype", "speculation", "max_num_seqs", "max_num_batched_tokens")
+"""Settings that there were not always."""
 ROUNDS: Final = 1
 """Rounds of load after each start. Once there were two: such measurements are not continued."""
 HOW_LONG: Final = ("protocol", "budget_minutes")
@@ -79,9 +81,10 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving, parser
     machine, settings = hardware(), serving.model_dump(mode="json", exclude=NOT_MEASURED)
     if machine.gpus and serving.dtype == "auto":
         settings["dtype"] = "as stored"  # it once was float16 there
-    if not serving.text_only:
-        del settings["text_only"]
-    if parsers:  # earlier measurements of other models stay valid
+    for name in ADDED:  # earlier measurements stay valid
+        if settings[name] == Serving.model_fields[name].default:
+            del settings[name]
+    if parsers:  # and so do those of other models
         settings["parsers"] = list(parsers)
     if len(gpu_groups(serving)) > 1:  # servers run side by side, each with GPUs of its own
         machine = machine.model_copy(update={"gpus": machine.gpus[: serving.tensor_parallel_size]})
@@ -195,6 +198,7 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
             peak_gpu_bytes=data.gpu_bytes or None,
             kv_cache_tokens=data.kv_cache_tokens,
         ),
+        recipe=session.recipe,
         stored=variant.stored,
         beside=session.beside,
         started_at=data.started_at or datetime.now(UTC),

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scoring.names import recipe_of, variant_of
 from scoring.profile import Profile
 from stages.evaluate import generator, harness
 from stages.evaluate.bench import LoadTarget
@@ -23,7 +24,7 @@ from stages.evaluate.results import Conditions
 from stages.evaluate.trace import Trace
 from stages.parts.base.errors import Interrupted, ServerFailed, SlipwayError
 from stages.parts.base.log import say
-from stages.parts.base.serving_settings import Serving
+from stages.parts.base.serving_settings import Recipe, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.machine.process import PeakMemory
@@ -32,7 +33,7 @@ from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, 
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
-from stages.parts.samples.lines import LoadSamples, Samples, StartLoad
+from stages.parts.samples.lines import HeldOutDocument, LoadSamples, Samples, StartLoad
 from stages.parts.vllm.arguments import gpu_groups, takes_pictures
 from stages.parts.vllm.client import answers_chat
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
@@ -53,8 +54,15 @@ class Session:
     """Models that are served on the same machine."""
     logs: Path
     """The folder for logs."""
+    recipe: Recipe | None = None
+    """Of the candidate whose session this is."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Ends the starts that other threads wait for."""
+
+    def of_candidate(self, name: str) -> Session:
+        """Return the session of a candidate, which is served in its own way."""
+        recipe = self.serving.recipes.get(recipe_of(name))
+        return replace(self, serving=self.serving.with_recipe(recipe), recipe=recipe)
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,11 @@ class Subject:
         return self.failure is None and not self.refused
 
     @property
+    def answers_as(self) -> tuple[str, str]:
+        """What its answers follow from: the weights, and how keys and values are stored."""
+        return variant_of(self.name), self.session.serving.kv_cache_dtype
+
+    @property
     def blocks(self) -> int:
         """The number of the block after the last one in which it was loaded."""
         return max((samples.run.restart + 1 for samples in self.data.samples.rounds), default=0)
@@ -222,22 +235,26 @@ class Subject:
         self._standing = server, lane
         self.ready_s.append(server.ready_s)
 
-    def check(self) -> None:
-        """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text."""
+    def check(self, twin: Subject | None = None) -> None:
+        """Ask what takes seconds and needs no other variant: fixed questions, and distributions on held-out text, which
+        are those of a *twin*. Its answers to the fixed questions have to be given here, too."""
         with self._watched() as (server, _):
             access, data = server.access, self.data
             try:
                 data.probes = record_probes(access)
-                data.agreement = check_probes(access, data.probes)
+                data.agreement = min(check_probes(access, each.data.probes) for each in (self, twin) if each)
                 self._try_tools(server)
                 chats = bool(chat_template(self.directory))
                 self._try_picture(server, chats=chats)
-                longest = server.max_model_len()
-                documents = measure_distributions(access, self.session.workload, longest, chats=chats)
-                data.samples = replace(data.samples, held_out=tuple(documents))
+                documents = twin.data.samples.held_out if twin else self._held_out(server, chats=chats)
+                data.samples = replace(data.samples, held_out=documents)
             except SlipwayError:
                 server.check_alive()
                 raise
+
+    def _held_out(self, server: Server, *, chats: bool) -> tuple[HeldOutDocument, ...]:
+        longest = server.max_model_len()
+        return tuple(measure_distributions(server.access, self.session.workload, longest, chats=chats))
 
     def _try_tools(self, server: Server) -> None:
         """Offer it a tool to call, or note why that can't be done though its chat template offers tools."""
@@ -267,6 +284,14 @@ class Subject:
         self.asked = bool(start) or stop is None or max((score.items for score in scores), default=0) < SLICE
         for score in data.quality if self.asked else ():
             say(f"quality of {self.name}: {score.task} {score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
+
+    def adopt(self, twin: Subject) -> None:
+        """Take over the answers of a twin."""
+        self.data.samples = replace(self.data.samples, items=twin.data.samples.items)
+        self.data.quality = twin.data.quality
+        self.data.not_asked |= twin.data.not_asked
+        self.asked, self.exhausted, self.question_s = twin.asked, twin.exhausted, twin.question_s
+        say(f"quality of {self.name}: as of {twin.name}, which answers alike")
 
     def ask_further(self, until: Mapping[str, int]) -> None:
         """Ask more items, as far as there are any, until that many of each task were asked. It is safe to repeat."""

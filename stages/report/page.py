@@ -34,7 +34,8 @@ def collect(store: ModelStore, run_id: str, status: str, settings: Mapping[str, 
     """
     outcomes = program.outcomes(store.run(run_id))
     evaluated = [outcome.variant for outcome in outcomes if outcome.stage == "evaluate" and outcome.result != "failed"]
-    variants = tuple(filter(None, (Variant.read_if_intact(store.optimized(name) / VARIANT) for name in evaluated)))
+    folders = dict.fromkeys(map(store.optimized, evaluated))
+    variants = tuple(filter(None, (Variant.read_if_intact(folder / VARIANT) for folder in folders)))
     evaluations = tuple(filter(None, (Evaluation.read_if_intact(store.evaluation(name)) for name in evaluated)))
     return RunReport(
         run=run_id,

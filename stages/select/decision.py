@@ -47,8 +47,7 @@ def decide(
 
     profile = parse(Profile, basis.profile, "the profile")
     measurements = measurements_of(evaluations, samples, profile, asked)
-    excluded = _excluded(basis, measurements)
-    _check_choosable(measurements, profile, excluded)
+    excluded = _excluded(basis, measurements, profile)
     estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
     excluded |= (apart := {name: APART for name in measurements.loaded if name not in estimate.evidence.variants})
     missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
@@ -86,6 +85,7 @@ def decide(
         candidates=candidates,
         anchor=evidence.anchor,
         workload=winner.workload,
+        recipe=winner.recipe,
         engine=winner.engine,
         hardware=winner.hardware,
         layout=layout,
@@ -95,12 +95,15 @@ def decide(
     )
 
 
-def _excluded(basis: Basis, measurements: Measurements) -> dict[str, str]:
-    """Say why variants can't be chosen: those that were not measured, or do not pass the gates, or were not loaded."""
+def _excluded(basis: Basis, measurements: Measurements, profile: Profile) -> dict[str, str]:
+    """Say why variants can't be chosen: those that were not measured, or do not pass the gates, or were not loaded;
+    NoWinner if none can be."""
     excluded = basis.excluded | measurements.unusable
     excluded |= {name: "; ".join(gate.reasons) for name, gate in measurements.gates.items() if gate.verdict != "pass"}
     idle = [name for name in measurements.measured if name not in measurements.loaded]
-    return excluded | {name: "was not loaded" for name in idle if name not in excluded}
+    excluded |= {name: "was not loaded" for name in idle if name not in excluded}
+    _check_choosable(measurements, profile, excluded)
+    return excluded
 
 
 def _check_choosable(measurements: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from scoring.names import variant_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, NoWinner
@@ -70,7 +71,7 @@ def select(
         settle(store, standing.release, wait=wait)
     else:
         digest = measured[decision.winner].variant_digest
-        name = release_name(store, decision.winner, digest, lambda release: alike(store, release, decision))
+        name = release_name(store, variant_of(decision.winner), digest, lambda release: alike(store, release, decision))
         decision = decision.model_copy(update={"release": name, "run": run})
         placement = publish(store, decision, wait=wait)
     if run:
@@ -159,10 +160,10 @@ def standing_decision(store: ModelStore, key: str) -> Production | None:
     return None
 
 
-def _failure(outcomes: Mapping[tuple[str, str], program.Outcome], variant: str) -> str:
-    """Say why this run has no measurement of *variant*; empty if it has one."""
-    for stage in ("optimize", "evaluate"):
-        outcome = outcomes.get((stage, variant))
+def _failure(outcomes: Mapping[tuple[str, str], program.Outcome], candidate: str) -> str:
+    """Say why this run has no measurement of a candidate; empty if it has one."""
+    for stage, name in (("optimize", variant_of(candidate)), ("evaluate", candidate)):
+        outcome = outcomes.get((stage, name))
         if outcome is None:
             return f"{stage} did not finish"
         if outcome.result == "failed":

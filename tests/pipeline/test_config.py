@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.settings.config import FOLDERS, RunConfig, load, names
+from pipeline.settings.config import NAMED, RunConfig, load, names
 from pipeline.settings.platform import Platform
 from scoring.criteria import DEFAULT
 from stages.parts.base.errors import ConfigError
@@ -16,7 +16,7 @@ from stages.parts.base.settings import CONFIGS, read_yaml
 def test_the_defaults_file_says_what_the_code_says() -> None:
     config, written = load(), read_yaml(CONFIGS / "defaults.yaml")
     assert config == RunConfig(profile=config.profile, workload=config.workload, platform=config.platform)
-    assert {**config.model_dump(mode="json"), **dict.fromkeys(FOLDERS)}.keys() == written.keys()
+    assert {**config.model_dump(mode="json"), **dict.fromkeys(NAMED)}.keys() == written.keys()
     for owner in ("optimize", "serving", "rollout", "kserve"):
         assert fields(config.model_dump(mode="json")[owner]) == fields(written[owner]), owner
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from scoring.names import WITH_RECIPE, recipe_of
 from stages.parts.base.settings import AbsolutePath, Positive, Settings
 
 PINNED: Final = (
@@ -14,10 +15,59 @@ PINNED: Final = (
     *("tool_parser", "reasoning_parser"),
 )
 """The serving settings in which *auto* becomes what a release was measured with."""
+KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 Parser = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 """auto, none, or a name that vLLM knows."""
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,62}$")]
 """The name of a directory and, for clients, of a model."""
+
+
+RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+
+
+class Speculation(Settings):
+    """How vLLM guesses tokens ahead, which the model then checks all at once (``--speculative-config``)."""
+
+    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+    """ngram: what followed the same tokens earlier in the prompt or answer. draft_model, eagle, eagle3: a second, small
+    model guesses. mtp: the model's own layers for it."""
+    num_speculative_tokens: Positive = 4
+    """Tokens that are guessed at a time."""
+    prompt_lookup_min: Positive | None = None
+    """The fewest tokens that have to be the same, for ngram."""
+    prompt_lookup_max: Positive | None = None
+    model: str | None = None
+    """The directory of the small model."""
+
+    @model_validator(mode="after")
+    def _with_its_model(self) -> Self:
+        if (self.model is None) == (self.method in ("draft_model", "eagle", "eagle3")):
+            raise ValueError(f"method {self.method} {'needs' if self.model is None else 'has no'} model")
+        return self
+
+
+class Recipe(Settings):
+    """A named set of engine settings that is tried with variants: what is left out is as in the serving settings."""
+
+    description: str = ""
+    variants: tuple[str, ...] | None = None
+    """The variants that it is tried with; None: all."""
+    kv_cache_dtype: KvCacheDtype | None = None
+    speculation: Speculation | None = None
+    max_num_seqs: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The serving settings in the place of which it has others."""
+        fields = set(type(self).model_fields) - {"description", "variants"}
+        return {name: value for name in sorted(fields) if (value := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.changes:
+            raise ValueError("it changes no setting")
+        return self
 
 
 class ReferenceServing(Settings):
@@ -56,6 +106,18 @@ class AskedServing(Settings):
     startup_timeout_s: Positive | Literal["auto"] = "auto"
     """A server that is not ready after this time is stopped, and the variant fails. auto: what compiling takes, and
     reading the weights from a slow volume; at least 900."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """How keys and values are stored (``--kv-cache-dtype``). auto: in the served type. The others in 8 bit take half of
+    the memory and change answers a little."""
+    speculation: Speculation | None = None
+    """None: every token is computed alone."""
+    max_num_seqs: Positive | None = None
+    """The most requests that are computed at once (``--max-num-seqs``); None: as vLLM chooses."""
+    max_num_batched_tokens: Positive | None = None
+    """The most tokens that are computed at once (``--max-num-batched-tokens``); None: as vLLM chooses."""
+    recipes: Mapping[RecipeName, Recipe] = {}
+    """Sets of engine settings, each of which is tried with variants. Configurations name files of ``configs/recipes``,
+    or paths. ``gptq+ngram`` is the candidate of the variant gptq and the recipe ngram."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, passed unchanged."""
     adapters: Mapping[AdapterName, str] = {}
@@ -101,6 +163,21 @@ class AskedServing(Settings):
             raise ValueError("tls_certificate and tls_key belong together")
         return self
 
+    def candidates_of(self, variants: Iterable[str]) -> list[str]:
+        """List the candidates of these variants: each as it is, and with the recipes that are tried with it."""
+        return [
+            candidate
+            for variant in variants
+            for candidate in (
+                variant,
+                *(
+                    f"{variant}{WITH_RECIPE}{name}"
+                    for name, recipe in self.recipes.items()
+                    if recipe.variants is None or variant in recipe.variants
+                ),
+            )
+        ]
+
     def pinned(self, **figures: int | str | None) -> Serving:
         """Put these figures, or else the defaults of ``Serving``, in the place of every *auto*."""
         settings = self.model_dump()
@@ -117,6 +194,13 @@ class Serving(AskedServing):
     max_queued_tokens: Positive | None = None
     reference: ReferenceServing | None = Field(default=None, exclude_if=lambda value: value is None)
     """None if the reference is served as the variants are."""
+
+    def of_candidate(self, candidate: str) -> Serving:
+        """Return how a candidate is served."""
+        return self.with_recipe(self.recipes.get(recipe_of(candidate)))
+
+    def with_recipe(self, recipe: Recipe | None) -> Serving:
+        return self.model_copy(update={"recipes": {}} | (recipe.changes if recipe else {}))
 
     def of_reference(self) -> Serving:
         """Return how the reference is served that does not fit as the variants do."""

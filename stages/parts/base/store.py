@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from scoring.names import variant_of
 from stages.parts.base.errors import Busy, ConfigError, DamagedModel, InvalidName, NotEnoughSpace
 from stages.parts.base.log import say
 
@@ -182,11 +183,12 @@ class ModelStore:
     def adapter(self, name: str) -> Path:
         return self.path / "adapters" / name
 
-    def optimized(self, variant: str) -> Path:
-        return self.path / "optimized" / variant
+    def optimized(self, candidate: str) -> Path:
+        """Locate the weights of a variant, which all candidates of it share."""
+        return self.path / "optimized" / variant_of(candidate)
 
-    def evaluation(self, variant: str) -> Path:
-        return self.path / "evaluations" / f"{variant}.json"
+    def evaluation(self, candidate: str) -> Path:
+        return self.path / "evaluations" / f"{candidate}.json"
 
     @property
     def releases(self) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from stages.parts.base.serving_settings import Recipe
 from stages.parts.base.store import Record
 from stages.parts.machine.hardware import Hardware
 
@@ -275,6 +276,8 @@ class Evaluation(Record):
     smaller: Smaller | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent unless the variant led the others when measuring ended, on several GPUs, and fits on fewer."""
     memory: Memory
+    recipe: Recipe | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent if it was served with the run's serving settings as they are."""
     stored: dict[str, int] = Field(default_factory=dict, exclude_if=lambda value: not value)
     """``Variant.stored``: what the weights are stored in; ``engine.dtype`` says what they are served in."""
     beside: tuple[str, ...]

@@ -10,6 +10,7 @@ from pydantic import Field
 from scoring.metrics import odds
 from scoring.names import REFERENCE, Outcome
 from scoring.results import Change, Comparison, Divergence, More
+from stages.parts.base.serving_settings import Recipe
 from stages.parts.base.store import Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
@@ -198,6 +199,8 @@ class Production(Record):
     """The variant with whose speed and memory the others are compared, because the reference was asked the questions
     only; absent if it was measured."""
     workload: dict[str, Any]
+    recipe: Recipe | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The recipe by which the winner was measured and is served; absent if it has none."""
     engine: Engine
     """The engine of the winner, as it was measured."""
     hardware: Hardware

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import ConfigDict, Field
 
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.serving_settings import PINNED, AskedServing, Serving
+from stages.parts.base.serving_settings import PINNED, AskedServing, Recipe, Serving
 from stages.parts.base.store import ModelStore, Record
 from stages.parts.base.workload import Slo
 from stages.parts.model.checkpoint import config_in, stated
@@ -43,6 +43,7 @@ class MeasuredWith(Record):
     model_config = ConfigDict(extra="ignore")
 
     engine: Engine | None = None
+    recipe: Recipe | None = None
     layout: OnFewerGpus | None = None
     prompt_tokens_per_s: float | None = None
     workload: dict[str, Any] = Field(default={})
@@ -70,24 +71,25 @@ class MeasuredWith(Record):
 
 
 def alike(store: ModelStore, release: str, decision: Production) -> bool:
-    """Whether a release of the same variant is served on as many GPUs and with the same adapters as *decision* says. A
-    release never changes."""
+    """Whether a release of the same variant is served by the recipe, on as many GPUs and with the adapters that
+    *decision* says. A release never changes."""
     try:
         measured = MeasuredWith.read(store.releases / release / METRICS) or MeasuredWith()
     except DamagedModel:
         return False
     decided = MeasuredWith.model_validate(decision.model_dump())
-    with_them = measured.workload.get("adapters", {}) == decision.adapters
-    return with_them and measured.fewer_gpus == decided.fewer_gpus
+    alike = measured.recipe == decided.recipe and measured.workload.get("adapters", {}) == decision.adapters
+    return alike and measured.fewer_gpus == decided.fewer_gpus
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
-    """Put what the release was measured with in place of every ``auto`` in *asked*: where nothing is known, the parsers
-    of what its model writes, and otherwise the defaults of ``Serving``; raise DamagedModel if what is stored of the
-    release can't be read."""
+    """Put what the release was measured with in place of every ``auto`` in *asked*, and its recipe over all.
+
+    Where nothing is known, the parsers are those of what its model writes, and the rest the defaults of ``Serving``.
+    Raises DamagedModel if what is stored of the release can't be read."""
+    measured = MeasuredWith.read(store.releases / release / METRICS) if release else None
     if release is None or not any(getattr(asked, name) == "auto" for name in PINNED):
-        return asked.pinned()
-    measured = MeasuredWith.read(store.releases / release / METRICS)
+        return asked.pinned().with_recipe(measured.recipe if measured else None)
     engine = measured.served if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
     figures = {name: int(value) for name, argument in ARGUMENTS.items() if (value := value_of(arguments, argument))}
@@ -95,7 +97,7 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     found = chosen_parsers(asked, chat_model(store.releases / release))
     named = zip(PARSERS.items(), found, strict=True)
     parsers = {name: value_of(arguments, argument) or parser or "none" for (name, argument), parser in named}
-    settings = asked.pinned(**figures, **parsers)
+    settings = asked.pinned(**figures, **parsers).with_recipe(measured.recipe if measured else None)
     if measured is None or asked.max_queued_tokens != "auto" or LIMITED.search(" ".join(asked.extra_arguments)):
         return settings
     context = settings.max_model_len or stated(config_in(store.releases / release), "max_position_embeddings")

@@ -61,22 +61,22 @@ def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = No
             "an API key in serving.extra_arguments would be visible in the process list", hint="set SLIPWAY_API_KEY"
         )
     on_gpu = serves_on_gpu() if on_gpu is None else on_gpu
-    arguments = ["--dtype", served_dtype(settings, model, on_gpu=on_gpu)]
-    if settings.max_model_len:
-        arguments += ["--max-model-len", str(settings.max_model_len)]
-    if on_gpu:
-        arguments += [GPU_ARGUMENT, str(settings.gpu_memory_utilization)]
     kv_cache_mib = settings.kv_cache_mib or (None if on_gpu else CPU_KV_CACHE_MIB)
-    if kv_cache_mib:
-        arguments += ["--kv-cache-memory-bytes", str(kv_cache_mib * MIB)]
-    if settings.tensor_parallel_size > 1:
-        arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
-    if settings.enforce_eager:
-        arguments.append("--enforce-eager")
-    if settings.text_only:
-        arguments.append(TEXT_ONLY)
-    if settings.max_queued_tokens:
-        arguments += ["--max-num-queued-tokens", str(settings.max_queued_tokens)]
+    values = {
+        "--dtype": served_dtype(settings, model, on_gpu=on_gpu),
+        "--max-model-len": settings.max_model_len,
+        GPU_ARGUMENT: settings.gpu_memory_utilization if on_gpu else None,
+        "--kv-cache-memory-bytes": kv_cache_mib and kv_cache_mib * MIB,
+        "--tensor-parallel-size": settings.tensor_parallel_size if settings.tensor_parallel_size > 1 else None,
+        "--kv-cache-dtype": settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else None,
+        "--speculative-config": settings.speculation and settings.speculation.model_dump_json(exclude_none=True),
+        "--max-num-seqs": settings.max_num_seqs,
+        "--max-num-batched-tokens": settings.max_num_batched_tokens,
+        "--max-num-queued-tokens": settings.max_queued_tokens,
+    }
+    flags = {"--enforce-eager": settings.enforce_eager, TEXT_ONLY: settings.text_only}
+    arguments = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+    arguments += [name for name, given in flags.items() if given]
     return [*arguments, *parser_arguments(settings, model), *settings.extra_arguments]
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.program import RUN_VARIABLE, outcomes
+from stages.parts.base.serving_settings import Speculation
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
@@ -448,6 +449,39 @@ def test_each_adapter_is_asked_the_quality_tasks_as_tasks_of_its_own(store: Mode
     acquired(store, "sql-1", lora_alpha=99)
     assert evaluate(store, serving={"adapters": {"sql-1": "org/sql-1"}}).returncode == 0
     assert evaluation(store, "b").key != with_adapter.key
+
+
+def test_a_recipe_makes_a_candidate_of_its_own_whose_answers_are_asked_once(store: ModelStore) -> None:
+    for name in ("fp16", "b"):
+        stand_in_variant(store, name)
+    recipes = {"ngram": {"speculation": {"method": "ngram"}}, "kv-fp8": {"kv_cache_dtype": "fp8"}}
+    said = evaluate(store, "fp16,b,b+ngram,b+kv-fp8", {"recipes": recipes})
+    assert said.returncode == 0, said.stderr
+    plain, guessing, eight_bit = (evaluation(store, f"b{recipe}") for recipe in ("", "+ngram", "+kv-fp8"))
+    assert len({each.variant_digest for each in (plain, guessing, eight_bit)}) == 1
+    assert len({each.key for each in (plain, guessing, eight_bit)}) == 3
+    assert (plain.recipe, guessing.recipe and guessing.recipe.changes) == (
+        None,
+        {"speculation": Speculation(method="ngram")},
+    )
+    # Speculation changes no answer; keys and values in 8 bit may.
+    assert guessing.quality == plain.quality
+    asked = {line.split()[1] for line in done(store, "quality")}
+    assert asked == {"fp16", "b", "b+kv-fp8"}
+    assert {line.split()[1] for line in done(store, "load")} == {"fp16", "b", "b+ngram", "b+kv-fp8"}
+    arguments = guessing.engine.arguments
+    guesses = json.loads(arguments[arguments.index("--speculative-config") + 1])
+    assert guesses == {"method": "ngram", "num_speculative_tokens": 4}
+    assert "--speculative-config" not in plain.engine.arguments
+    assert evaluate(store, "fp16,b,b+ngram,b+kv-fp8", {"recipes": recipes}).returncode == 0
+    assert set(results(store).values()) == {"reused"}
+
+
+def test_a_candidate_of_an_unknown_recipe_is_refused(store: ModelStore) -> None:
+    stand_in_variant(store, "fp16")
+    said = evaluate(store, "fp16,b+ngram")
+    assert said.returncode == 2
+    assert "b+ngram: there is no such recipe" in said.stderr
 
 
 def test_an_adapter_that_was_not_acquired_is_named(store: ModelStore) -> None:

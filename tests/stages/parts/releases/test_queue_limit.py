@@ -62,3 +62,11 @@ def test_a_server_is_told_its_limit_on_one_machine_and_on_a_cluster(store: Model
     for on_gpu in (True, False):
         arguments = engine_arguments(settings, store.releases / RELEASE, on_gpu=on_gpu)
         assert arguments[arguments.index("--max-num-queued-tokens") + 1] == "10000"
+
+
+def test_a_release_is_served_by_the_recipe_that_it_was_measured_with(store: ModelStore) -> None:
+    limit(store, recipe={"kv_cache_dtype": "fp8", "max_num_seqs": 16})
+    for asked in (AskedServing(), AskedServing(max_num_seqs=64)):
+        arguments = engine_arguments(pinned(store, asked, RELEASE), store.releases / RELEASE, on_gpu=True)
+        assert arguments[arguments.index("--kv-cache-dtype") + 1] == "fp8"
+        assert arguments[arguments.index("--max-num-seqs") + 1] == "16"
