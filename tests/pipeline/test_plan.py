@@ -205,8 +205,8 @@ def test_a_published_checkpoint_is_planned_by_its_own_format_and_size(hub: HubSe
 
 def test_candidates_are_planned_beside_the_variants(hub: HubServer) -> None:
     found = document(hub, "org/llama-3.1-8b", "--candidate", "org/llama-3.1-8b-FP8", "--gpu", "h100")
-    assert list(found["stored_bytes"]) == ["fp16", "awq", "gptq", "int8", "fp8"]
-    assert any(option["variant"] == "fp8" and option["fits"] for option in found["options"])
+    assert list(found["stored_bytes"]) == ["fp16", "awq", "gptq", "int8", "org-fp8"]
+    assert any(option["variant"] == "org-fp8" and option["fits"] for option in found["options"])
     refused = plan(hub, "org/llama-3.1-8b", "--candidate", "org/llama-3.1-70b")
     assert refused.returncode == 13
     assert (

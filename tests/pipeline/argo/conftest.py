@@ -14,6 +14,7 @@ from pipeline.cluster.manifests import for_kserve
 from pipeline.settings.config import RunConfig, load
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments
+from stages.parts.base.formats import quantized_formats
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
 from tests.pipeline.argo.argo_bench import PLATFORM, Seen, connected, environment_of, namespace, with_kserve
@@ -61,7 +62,7 @@ def installed(server: KubernetesServer, config: RunConfig) -> KubernetesServer:
 @pytest.fixture
 def argo(installed: KubernetesServer) -> WorkflowController:
     """Everything succeeds, unless the test changes the script; of the variants only those of the demo are made."""
-    made = {"awq": "true", "gptq": "true", "int8": "false", "fetch": "false"}
+    made = dict.fromkeys(quantized_formats(), "false") | {"awq": "true", "gptq": "true", "fetch": "false"}
     checked = Outcome(outputs={**made, "variants": "fp16,awq,gptq"})
     deployed = Outcome(outputs={"compared": "true"})
     return WorkflowController(installed, {"check": [checked], "deploy": [deployed]})

@@ -26,6 +26,7 @@ from stages.parts.base.errors import (
     NotInstalled,
     UnknownName,
 )
+from stages.parts.base.formats import quantized_formats
 from stages.parts.cluster.api import Cluster
 from tests.kubernetes import KubernetesServer, Outcome, WorkflowController
 from tests.pipeline.argo.argo_bench import Seen, connected
@@ -149,7 +150,7 @@ def test_a_failed_variant_does_not_fail_the_run(argo, cluster, given, seen):
 
 def test_a_variant_that_is_not_made_says_why(argo, cluster, given, seen):
     why = "vLLM's CPU build has no 4-bit kernel for processors without AVX-512"
-    made = {"awq": "false", "gptq": "true", "int8": "false", "fetch": "false"}
+    made = dict.fromkeys(quantized_formats(), "false") | {"gptq": "true", "fetch": "false"}
     outputs = {**made, "variants": "fp16,gptq", "left-out": f"awq: {why}"}
     argo.script["check"] = [Outcome(outputs=outputs)]
     state = ended(cluster, given, seen).state
