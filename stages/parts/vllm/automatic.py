@@ -21,12 +21,13 @@ from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.formats import quantized_formats, storage_of, why_not_made
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
+from stages.parts.base.serving_settings import AskedServing, Recipe, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor, query_gpus
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
+from stages.parts.records.evaluation import grouped
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.vllm.sizing import (
     CLIENT_BYTES,
@@ -202,8 +203,8 @@ def _on_gpus(
 ) -> Decided:
     serving, demand, storages = required.serving, required.demand(model), required.storages(model)
 
-    def layout_of(variant: str, demand: Demand) -> Layout:
-        return choose_layout(model, storages[variant], accelerator, place.gpus, memory_settings(serving), demand)
+    def layout_of(variant: str, demand: Demand, gpus: int = place.gpus) -> Layout:
+        return choose_layout(model, storages[variant], accelerator, gpus, memory_settings(serving), demand)
 
     mistakes = list(contradictions(model, demand, storages.get(required.reference, SIXTEEN_BIT)))
     if demand.tensor_parallel_size and demand.tensor_parallel_size > place.gpus:
@@ -234,9 +235,16 @@ def _on_gpus(
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     served = [variant for variant in required.optimize.variants if not reasons[variant]]
     bytes_of = partial(required.bytes_of, model)
-    gpus, memory_bytes = size, gpu_memory_bytes(bytes_of(largest), size)
+    if size > 1 and serving.tensor_parallel_size == "auto":
+        # Each of two servers on half of the GPUs has half of the requests.
+        half = replace(demand, context=layout.context, concurrency=math.ceil(demand.concurrency / 2))
+        smaller = {variant: layout_of(variant, half, size // 2) for variant in served}
+        serving = serving.model_copy(update={"recipes": {**_on_fewer_gpus(smaller), **serving.recipes}})
+    sizes = (size, *(recipe.tensor_parallel_size or size for recipe in serving.recipes.values()))
+    gpus = max(each for each in sizes if each <= max(size, place.gpus))
+    memory_bytes = gpu_memory_bytes(bytes_of(largest), gpus)
     if asked and not asked.kept:
-        gpus = max(size, asked.tensor_parallel_size)
+        gpus = max(gpus, asked.tensor_parallel_size)
         offloaded = asked.tensor_parallel_size * asked.cpu_offload_gib * GIB
         memory_bytes = max(memory_bytes, gpu_memory_bytes(bytes_of(reference), gpus) + offloaded)
     return Decided(
@@ -247,6 +255,16 @@ def _on_gpus(
         left_out={variant: "; ".join(reasons[variant]) for variant in required.optimize.variants if reasons[variant]},
         notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
     )
+
+
+def _on_fewer_gpus(layouts: Mapping[str, Layout]) -> dict[str, Recipe]:
+    """Make the recipes by which the variants that fit are tried on fewer GPUs."""
+    fitting = {name: layout for name, layout in layouts.items() if not layout.reasons and layout.with_room}
+    sizes = grouped({name: f"{layout.tensor_parallel_size}" for name, layout in fitting.items()})
+    return {
+        f"tp{size}": Recipe(tensor_parallel_size=int(size), variants=tuple(names), optional=True)
+        for size, names in sizes.items()
+    }
 
 
 def _reference_elsewhere(

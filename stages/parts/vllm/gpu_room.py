@@ -42,19 +42,12 @@ class PlacedVariant:
             return fit(self.model, self.storage, self.accelerator, Parallelism(size), self.settings)
         return None
 
-    def fewest(self, below: int | None = None) -> int | None:
-        """Find the fewest of this machine's GPUs on which it fits, or of fewer than *below*."""
-        for size in powers_of_two(self.gpus if below is None else min(self.gpus, below - 1)):
+    def fewest(self) -> int | None:
+        """Find the fewest of this machine's GPUs on which it fits."""
+        for size in powers_of_two(self.gpus):
             if (fitted := self.on(size)) and surely_fits(fitted, self.settings):
                 return size
         return None
-
-
-def fewest_gpus(directory: Path, settings: Serving) -> int | None:
-    """Find the fewest GPUs on which the variant fits with the same settings otherwise, if those are fewer than in
-    *settings*; None also where nothing can be calculated, as without GPUs."""
-    variant = _placed(directory, settings)
-    return variant.fewest(settings.tensor_parallel_size) if variant else None
 
 
 def check_room(directory: Path, settings: Serving) -> None:
