@@ -141,7 +141,8 @@ def measured_variants(
     for name in variants:
         variant = Variant.read(store.optimized(name) / VARIANT)
         evaluation = Evaluation.read(store.evaluation(name))
-        earlier = (outcomes.get((stage, name)) for stage in ("check", "evaluate"))
+        places = ("check", variant_of(name)), ("check", name), ("evaluate", name)
+        earlier = map(outcomes.get, places)
         left_out = next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), "")
         if failed := left_out or (_failure(outcomes, name) if run else ""):
             excluded[name] = failed
