@@ -34,6 +34,7 @@ from stages.parts.vllm.sizing import (
     SERVER_BYTES,
     cpu_cache_rules,
     gpu_memory_bytes,
+    kv_value_bytes,
     memory_settings,
     shared_bytes,
     startup_s,
@@ -181,6 +182,7 @@ def _decide(described: Description, required: Requirements, place: Place) -> Dec
         return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:
         model = with_stored(read_architecture(described.config), described.parameters)
+        model = replace(model, kv_value_bytes=kv_value_bytes(required.serving.kv_cache_dtype))
         if place.accelerator:
             decided = _on_gpus(model, required, place, place.accelerator, described.model)
         else:
