@@ -28,22 +28,14 @@ RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?
 class Speculation(Settings):
     """How vLLM guesses tokens ahead, which the model then checks all at once (``--speculative-config``)."""
 
-    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
-    """ngram: what followed the same tokens earlier in the prompt or answer. draft_model, eagle, eagle3: a second, small
-    model guesses. mtp: the model's own layers for it."""
+    method: Literal["ngram", "mtp"]
+    """ngram: what followed the same tokens earlier in the prompt or answer. mtp: what layers say that some models are
+    published with for it. A second model would have to be a part of the release, and is not taken."""
     num_speculative_tokens: Positive = 4
     """Tokens that are guessed at a time."""
     prompt_lookup_min: Positive | None = None
     """The fewest tokens that have to be the same, for ngram."""
     prompt_lookup_max: Positive | None = None
-    model: str | None = None
-    """The directory of the small model."""
-
-    @model_validator(mode="after")
-    def _with_its_model(self) -> Self:
-        if (self.model is None) == (self.method in ("draft_model", "eagle", "eagle3")):
-            raise ValueError(f"method {self.method} {'needs' if self.model is None else 'has no'} model")
-        return self
 
 
 class Recipe(Settings):

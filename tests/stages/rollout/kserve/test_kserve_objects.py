@@ -19,6 +19,7 @@ from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
 from stages.rollout.kserve import knative
 from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.llm import llm_service
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import (
     ISVCS,
@@ -168,9 +169,14 @@ def test_a_release_is_served_by_the_recipe_that_it_was_measured_with(tmp_path: P
         (at.store.releases / FIRST / METRICS).write_text(json.dumps({"engine": measured, "recipe": recipe}))
         model = predictor(at, FIRST)["model"]
         assert model["resources"]["limits"]["nvidia.com/gpu"] == "1"
-        arguments = " ".join(model["args"])
-        assert "--tensor-parallel-size" not in arguments
-        assert '--kv-cache-dtype fp8 --speculative-config {"method":"ngram","num_speculative_tokens":4}' in arguments
+        (server,) = llm_service(at, FIRST, "edge/public", "host.example.com", scheduler=False)["spec"]["template"][
+            "containers"
+        ]
+        for arguments in (" ".join(model["args"]), " ".join(server["args"])):
+            assert "--tensor-parallel-size" not in arguments
+            assert (
+                '--kv-cache-dtype fp8 --speculative-config {"method":"ngram","num_speculative_tokens":4}' in arguments
+            )
 
 
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
