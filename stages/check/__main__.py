@@ -45,8 +45,8 @@ from stages.parts.vllm.support import (
     missing_for_preset,
     missing_for_published,
     missing_kernels,
-    refuse_unknown_class,
     refuse_unserved,
+    refuse_unserved_family,
     refuse_without_torchvision,
     refused_recipes,
 )
@@ -73,7 +73,7 @@ def main() -> None:
             raise ConfigError.of_many(absent, "the settings")
         described = describe_commit(store, arguments.model, arguments.commit)
         refuse_without_torchvision(described)
-        refuse_unknown_class(described)
+        refuse_unserved_family(described, text_only=serving.text_only)
         if adapters := check_adapters(described, serving.adapters, store):
             refuse_unserved(adapters, [str(name) for name in described.config["architectures"]])
         place = place_here(catalogue(), arguments.gpus, _bytes(arguments.memory))

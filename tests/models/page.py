@@ -92,7 +92,8 @@ def asked_cell(served: Found, field: str, applies: str | None, reasons: Reasons,
     if not applies:
         return reasons.number(otherwise) if otherwise else "–"
     answers = [each[field] for each in served.values() if isinstance(each, dict) and field in each]
-    return PROVEN if answers and all(answers) else NOT_TRIED
+    failed = [each for each in answers if each is not True]
+    return reasons.number(failed[0]) if failed else PROVEN if answers else NOT_TRIED
 
 
 def shorter(reason: str) -> str:
@@ -111,14 +112,16 @@ def text() -> str:
 
 
 def failures() -> dict[str, dict[str, str]]:
-    """What is not tried again: the error, by format and by the type of the model and of its language model. What is not
-    served in 16 bit either says nothing of a format."""
+    """What is not tried again: the error, by what was tried and by the type of the model and of its language model.
+    Where 16 bit is not served either, no format is tried."""
     found: dict[str, dict[str, str]] = {}
     for kind, record in read().items():
         served = record.get("served", {})
-        results = record["made"] | (served if isinstance(served.get(REFERENCE), dict) else {})
+        reference = served.get(REFERENCE)
+        results = record["made"] | (served if isinstance(reference, dict) else {REFERENCE: reference})
+        results["picture"] = reference.get("picture") if isinstance(reference, dict) else None
         for name, result in results.items():
-            if name != REFERENCE and isinstance(result, str) and result != "made" and FUSED not in result:
+            if isinstance(result, str) and result != "made" and FUSED not in result:
                 family = KINDS[kind]
                 for model_type in {kind, *({family} if family not in KINDS else ())}:
                     found.setdefault(name, {})[model_type] = shorter(result)

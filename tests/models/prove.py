@@ -204,10 +204,11 @@ def serve_variant(kind: str, name: str) -> Found | str:
                 found["tools"] = arguments[arguments.index("--tool-call-parser") + 1]
                 found["calls"] = answers_chat(url, kind, tools=True)
             if takes_pictures(SERVING, directory):
-                found["picture"] = answers_chat(url, kind, picture=True)
+                found["picture"] = answers_chat(url, kind, picture=True) or error_in(log.read_text(errors="replace"))
             return found
         except SlipwayError as error:
-            return str(error).replace(url, "the server")
+            died = "EngineCore" in str(error) and error_in(log.read_text(errors="replace"))
+            return died or str(error).replace(url, "the server")
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(server, signal.SIGKILL)

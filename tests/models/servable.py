@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,9 +72,13 @@ SIZES: Final[dict[str, Any]] = {
     "block_auto_adjust_ff_dim": False,
 }
 OWN: Final[dict[str, dict[str, Any]]] = {
+    **{family: {"num_key_value_heads": 4} for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
     "gemma3n_text": {"activation_sparsity_pattern": None, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4_text": {"num_experts": None, "top_k_experts": None},
+    "gpt_oss": {"vocab_size": 201088},  # vLLM writes its chats with the published tokens
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "hunyuan_v1_moe": {"moe_topk": [2, 2]},
+    "llama4_text": {"num_experts_per_tok": 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": None},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -85,6 +90,16 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
 }
 """Fields of single families, instead of those that fit deeper models."""
+PUBLISHED: Final[dict[str, dict[str, Any]]] = {
+    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "glm4_moe": {"head_dim": 64},
+    "glm4_moe_lite": {"first_k_dense_replace": 1, "topk_method": "noaux_tc"},
+    "lfm2": {"block_dim": 256, "block_ffn_dim_multiplier": 1.0, "conv_dim": 256, "conv_dim_out": 256},
+    "minimax_m2": {"rotary_dim": 32, "scoring_func": "sigmoid", "use_routing_bias": True},
+    "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
+    "qwen3_vl_moe": {"norm_topk_prob": True},
+}
+"""What config.json has where models are published, which vLLM reads and Transformers no longer writes."""
 WITH_VIDEOS: Final = {
     "image_token_id": 5,
     "video_token_id": 6,
@@ -103,8 +118,19 @@ PARTS: Final[dict[str, dict[str, Any]]] = {
         "eoi_token_index": 8,
     },
     "gemma4": {
-        "vision_config": TOWER | {"model_type": "gemma4_vision", "head_dim": 64, "default_output_length": 280},
+        "vision_config": TOWER
+        | {
+            "model_type": "gemma4_vision",
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "default_output_length": 70,
+        },
         "image_token_id": 5,
+        "audio_token_id": 6,
+        **{f"{mark}_token_id": number for mark, number in (("boi", 7), ("boa", 7), ("eoi", 8), ("eoa", 8))},
+        "video_token_id": 6,
     },
     "llama4": {
         "vision_config": TOWER
@@ -115,7 +141,7 @@ PARTS: Final[dict[str, dict[str, Any]]] = {
             "projector_input_dim": 64,
             "projector_output_dim": 64,
         },
-        "image_token_index": 5,
+        "image_token_index": 9,  # <|patch|>
     },
     "mistral3": {
         "vision_config": TOWER | {"model_type": "pixtral", "image_size": 56, "patch_size": 14, "head_dim": 64},
@@ -150,8 +176,19 @@ CHAT: Final = (
     "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
     "{% else %}PICTURE{% endif %}{% endfor %}{% endif %}{% endfor %}{% if tools %}TOOLS{% endif %}"
 )
-PICTURES: Final = {"gemma3": "<|vision_start|>", "mistral3": "<|image_pad|>"}
+PICTURES: Final = {
+    "gemma3": "<|vision_start|>",
+    "gemma4": "<|image_pad|>",
+    "llama4": "<|image|>",
+    "mistral3": "<|image_pad|>",
+}
 """What a chat template writes for a picture; otherwise Qwen's three tokens."""
+LOOKED_UP: Final = {
+    "gemma3": ["\n" * count for count in (1, 2, 3, 4)],
+    "llama4": ["<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"]
+    + [f"<|tile_{axis}_separator|>" for axis in "xy"],
+}
+"""Further tokens that the family's processor looks up. They come after those of TOKENS."""
 NOT_SEEING: Final = {"gemma3n": "its images need timm"}
 """Families of models that see of which only the language model is made here."""
 
@@ -173,6 +210,7 @@ def configuration(kind: str) -> Any:
 def publish(kind: str, directory: Path) -> int:
     """Write the model, and return the number of its parameters."""
     import torch
+    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(0)
@@ -183,20 +221,34 @@ def publish(kind: str, directory: Path) -> int:
         if not parameter.isfinite().all():  # what Transformers leaves uninitialized
             torch.nn.init.normal_(parameter, std=0.02)
     model.save_pretrained(directory)
-    if kind == "gemma3":
-        publish_names(directory / "model.safetensors")
+    if fields_of := PUBLISHED.get(kind):
+        path = directory / "config.json"
+        content = json.loads(path.read_text())
+        content.get("text_config", content).update(fields_of)
+        path.write_text(json.dumps(content, indent=1))
+    if kind in PUBLISHED_TENSORS:
+        path = directory / "model.safetensors"
+        published = [PUBLISHED_TENSORS[kind](*each) for each in load_file(path).items()]
+        save_file(dict(published), path, metadata={"format": "pt"})
     write_tokenizer(kind, directory)
     tensors = {id(each): each for each in model.state_dict(keep_vars=True).values()}
     return sum(each.numel() for each in tensors.values())
 
 
-def publish_names(path: Path) -> None:
-    """Name the tensors of a SigLIP tower as in published checkpoints, which Transformers reads and no longer writes."""
-    from safetensors.torch import load_file, save_file
-
+def siglip_name(name: str, tensor: Any) -> tuple[str, Any]:
     tower = "vision_tower."
-    tensors = {name.replace(tower, f"{tower}vision_model.", 1): each for name, each in load_file(path).items()}
-    save_file(tensors, path, metadata={"format": "pt"})
+    return name.replace(tower, f"{tower}vision_model.", 1), tensor
+
+
+def transposed_experts(name: str, tensor: Any) -> tuple[str, Any]:
+    return name, tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+
+
+PUBLISHED_TENSORS: Final[dict[str, Callable[[str, Any], tuple[str, Any]]]] = {
+    "gemma3": siglip_name,
+    "qwen3_vl_moe": transposed_experts,
+}
+"""How tensors are named and stored where models are published, which Transformers reads and no longer writes."""
 
 
 def write_tokenizer(kind: str, directory: Path) -> None:
@@ -209,13 +261,12 @@ def write_tokenizer(kind: str, directory: Path) -> None:
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
-    tokens = [*(TOKENS.values() if kind in PARTS else ()), *(form.tokens if form else ())]
-    tokens += ["\n" * count for count in (1, 2, 3, 4)] if kind == "gemma3" else []  # vLLM looks them up
+    tokens = [*(TOKENS.values() if kind in PARTS else ()), *LOOKED_UP.get(kind, ()), *(form.tokens if form else ())]
     for number, token in enumerate(tokens, min(TOKENS)):
         former = next(name for name, place in vocabulary.items() if place == number)
         vocabulary[token] = vocabulary.pop(former)
         content["added_tokens"].append(content["added_tokens"][0] | {"id": number, "content": token})
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content, ensure_ascii=False))
     if kind in PARTS:
         with contextlib.suppress(ImportError):  # without torchvision
             write_processor(kind, directory)
@@ -228,15 +279,28 @@ def form_of(kind: str) -> Form | None:
 def write_processor(kind: str, directory: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        directory,
-        extra_special_tokens={"image_token": TOKENS[5], "boi_token": TOKENS[7], "eoi_token": TOKENS[8]},
-    )
+    named = {"image_token": TOKENS[5], "boi_token": TOKENS[7], "eoi_token": TOKENS[8]}
+    if kind == "gemma4":
+        named |= {"audio_token": TOKENS[6], "boa_token": TOKENS[7], "eoa_token": TOKENS[8]}
+    tokenizer = AutoTokenizer.from_pretrained(directory, extra_special_tokens=named)
     if kind == "gemma3":
         from transformers.models.gemma3 import Gemma3ImageProcessor, Gemma3Processor
 
         images = Gemma3ImageProcessor(size={"height": 56, "width": 56}, image_seq_length=4)
         Gemma3Processor(images, tokenizer, tokenizer.chat_template, image_seq_length=4).save_pretrained(directory)
+    elif kind == "gemma4":
+        from transformers.models import gemma4
+
+        pictures, frames = gemma4.Gemma4ImageProcessor(max_soft_tokens=70), gemma4.Gemma4VideoProcessor()
+        heard, template = gemma4.Gemma4AudioFeatureExtractor(), tokenizer.chat_template
+        gemma4.Gemma4Processor(heard, pictures, tokenizer, frames, template, image_seq_length=70).save_pretrained(
+            directory
+        )
+    elif kind == "llama4":
+        from transformers.models.llama4 import Llama4ImageProcessor, Llama4Processor
+
+        images = Llama4ImageProcessor(size={"height": 56, "width": 56}, max_patches=1)
+        Llama4Processor(images, tokenizer, chat_template=tokenizer.chat_template).save_pretrained(directory)
     elif kind == "mistral3":
         from transformers.models.pixtral import PixtralImageProcessor, PixtralProcessor
 

@@ -131,15 +131,23 @@ def why_not_made(name: str, published: str, config: Mapping[str, Any]) -> str:
     empty if it can, as far as is known."""
     if published not in (REFERENCE, name):
         return f"it is made from 16-bit weights, and the model is published in {published}"
-    failed = failures().get(name, {})
+    return why_failed(name, config) if name != REFERENCE else ""
+
+
+def why_failed(what: str, config: Mapping[str, Any]) -> str:
+    """Say how *what* failed with a small model of the family that config.json names; empty if it is not known to.
+
+    *what*: a format; ``REFERENCE``, which was served without a GPU; or ``picture``, shown to that.
+    """
+    failed = failures().get(what, {})
     types = (str(part.get("model_type")) for part in (config, config.get("text_config") or {}))
     return next((f"with a small {each} model it failed: {failed[each]}" for each in types if each in failed), "")
 
 
 @cache
 def failures() -> Mapping[str, Mapping[str, str]]:
-    """Read what failed when a small model of each family was made and served in each format (``make models``): the
-    error, by format and ``model_type``."""
+    """Read what failed when a small model of each family was made and served (``make models``): the error, by what was
+    tried and ``model_type``."""
     read: Mapping[str, Mapping[str, str]] = json.loads(Path(__file__).with_name("failures.json").read_bytes())
     return read
 

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.families import FAMILIES, read_architecture
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
+from scoring.names import REFERENCE
 from stages.parts.base.errors import NotInstalled, UnusableModel
-from stages.parts.base.formats import FORMATS, Format, Kernel
+from stages.parts.base.formats import FORMATS, Format, Kernel, why_failed
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import digest_of
@@ -268,8 +269,10 @@ def _missing_on_gpu(kernel: Kernel, label: str) -> str | None:
     return None
 
 
-def refuse_unknown_class(described: Description) -> None:
-    """Refuse, with UnusableModel, a model that neither vLLM nor Transformers has a class for that vLLM could serve."""
+def refuse_unserved_family(described: Description, *, text_only: bool) -> None:
+    """Refuse, with UnusableModel, a model that neither vLLM nor Transformers has a class for that vLLM could serve, or
+    of a family with which vLLM is known to fail on a processor: whatever it is asked, or, unless *text_only*, when it
+    is shown a picture."""
     names = [str(name) for name in described.config.get("architectures") or ()]
     if not set(names) & set(asked_once("classes", _classes_of_vllm)) and not any(
         _served_by_transformers(name) for name in names
@@ -278,6 +281,15 @@ def refuse_unknown_class(described: Description) -> None:
         raise UnusableModel(
             f"vLLM {version} has no class for {' or '.join(names)}, and Transformers none that it takes",
             hint="a newer vLLM may have it: https://docs.vllm.ai/en/latest/models/supported_models.html",
+        )
+    if serves_on_gpu():
+        return
+    if why := why_failed(REFERENCE, described.config):
+        raise UnusableModel(f"vLLM does not serve it without a GPU: {why}", hint="run where there is a GPU")
+    if not text_only and (why := why_failed("picture", described.config)):
+        raise UnusableModel(
+            f"vLLM shows it no picture without a GPU: {why}",
+            hint="run where there is a GPU, or serve its language part: --set serving.text_only=true",
         )
 
 
