@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import ConfigDict
@@ -20,16 +21,18 @@ from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.assumptions import ASSUMPTIONS, Assumption
 from scoring.capacity.families import read_architecture
 from scoring.capacity.memory import Demand, contradictions
-from scoring.capacity.plan import Option, PlanRequest, Targets, options
+from scoring.capacity.plan import Option, PlannedRecipe, PlanRequest, Targets, options
 from scoring.capacity.speed import Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
 from scoring.closed import PlanRecord
+from scoring.names import recipe_of, variant_of
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
+from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.model.description import Description
 from stages.parts.vllm.automatic import Place, Requirements, decide
 from stages.parts.vllm.prediction import calibrations
-from stages.parts.vllm.sizing import memory_settings
+from stages.parts.vllm.sizing import kv_value_bytes, memory_settings
 
 SLO: Final = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
 
@@ -51,8 +54,10 @@ class Automatic(PlanRecord):
     tensor_parallel_size: int | None
     """None if a run is refused."""
     max_model_len: int | None
+    candidates: tuple[str, ...]
+    """What it measures: variants, and variants with recipes."""
     left_out: dict[str, str]
-    """Why a variant can't be served with them."""
+    """Why one of them can't be served with these settings."""
     notes: tuple[str, ...]
     """What else is to be known, or the contradictions for which a run is refused."""
 
@@ -88,7 +93,7 @@ class PlanDocument(PlanRecord):
     targets: Targets
     currency: str
     options: tuple[Option, ...]
-    """Every variant on every number of GPUs of one node: the cheapest that meets the targets first; without prices,
+    """Every candidate on every number of GPUs of one node: the cheapest that meets the targets first; without prices,
     that on the GPUs with the least memory in total. Those that do not fit, or that no run would come to, are last."""
     automatic: tuple[Automatic, ...]
     calibrations: tuple[Calibrated, ...]
@@ -126,8 +131,10 @@ def make_plan(
             span = f"from {longest_request} to {model.longest_context}"
             raise ConfigError(why, hint=f"set a --context {span}, or name another --workload")
         required = Requirements(config.serving, config.workload, config.optimize).of(described)
+        model = replace(model, kv_value_bytes=kv_value_bytes(config.serving.kv_cache_dtype))
         request = PlanRequest(
             model=with_stored(model, described.parameters),
+            recipes=dict(_recipes(config.serving, required.optimize.variants)),
             formats={name: required.storage_of(name) for name in required.optimize.variants},
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
@@ -144,6 +151,13 @@ def make_plan(
         ) from error
     runs = automatic(described, config, accelerators, store)
     return _document(described, config, request, layouts, runs)
+
+
+def _recipes(serving: AskedServing, variants: Iterable[str]) -> Iterator[tuple[str, PlannedRecipe]]:
+    """Yield the candidates that are variants with recipes, and what these change."""
+    for name in serving.candidates_of(variants):
+        if recipe := serving.recipes.get(recipe_of(name)):
+            yield name, PlannedRecipe(kv_value_bytes(recipe.kv_cache_dtype), recipe.tensor_parallel_size)
 
 
 def parse_targets(text: str) -> Targets:
@@ -188,13 +202,21 @@ def _automatic(described: Description, required: Requirements, place: Place) -> 
         first, *lines = str(error).splitlines()
         mistakes = tuple(map(str.strip, lines)) or (first,)
         return Automatic(
-            accelerator=place.name, tensor_parallel_size=None, max_model_len=None, left_out={}, notes=mistakes
+            accelerator=place.name,
+            tensor_parallel_size=None,
+            max_model_len=None,
+            candidates=(),
+            left_out={},
+            notes=mistakes,
         )
+    left_out = {**decided.left_out, **decided.recipes_left_out}
+    candidates = decided.serving.candidates_of(decided.variants)
     return Automatic(
         accelerator=place.name,
         tensor_parallel_size=decided.serving.tensor_parallel_size,
         max_model_len=decided.serving.max_model_len,
-        left_out=dict(decided.left_out),
+        candidates=tuple(name for name in candidates if name not in left_out),
+        left_out=left_out,
         notes=decided.notes,
     )
 
@@ -215,7 +237,8 @@ def _offered(layouts: Sequence[Option], runs: Sequence[Automatic]) -> tuple[Opti
     left_out = {(run.accelerator, variant): why for run in runs for variant, why in run.left_out.items()}
     offered = []
     for layout in layouts:
-        why = left_out.get((layout.accelerator, layout.variant))
+        names = variant_of(layout.variant), layout.variant
+        why = next((why for name in names if (why := left_out.get((layout.accelerator, name)))), None)
         if layout.accelerator in refused:
             why = f"a run on {layout.accelerator} is refused"
         if layout.fits and why:

@@ -10,6 +10,7 @@ from rich.table import Table
 from pipeline.planning.document import PlanDocument
 from scoring.capacity.plan import Option, shortlist
 from scoring.metrics import si
+from scoring.names import recipe_of
 from scoring.units import GIB, MIB
 
 FIRST: Final = "★ "
@@ -46,7 +47,7 @@ def _table(plan: PlanDocument, options: list[Option]) -> Table:
     headings = ["Longest\ncontext", "KV cache\ntokens", "At\nonce", "TTFT\nms", "TPOT\nms", "tok/s", "Repli-\ncas"]
     headings += [f"{plan.currency}\nper hour", f"{plan.currency}\n1 M tok"] if priced else []
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("Variant", no_wrap=True)
+    table.add_column("Candidate", no_wrap=True)
     table.add_column("GPUs", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -79,6 +80,8 @@ def _notes(plan: PlanDocument, options: list[Option]) -> list[str]:
     ]
     if any(option.fits and not option.meets_targets for option in options):
         lines.append(f"{MISSES}misses a target even with one request at a time")
+    if any(recipe_of(option.variant) for option in options):
+        lines.append("recipes: by their KV cache and GPUs; what speculation and batch limits change is only measured")
     if not any(option.cost_per_hour for option in plan.options):
         lines.append("without prices (--price h100=2.50), the order is by the total memory of the GPUs")
     lines += [
@@ -104,7 +107,8 @@ def _runs(plan: PlanDocument) -> list[str]:
         takes = f"a run takes {run.tensor_parallel_size} × {run.accelerator}"
         if run.accelerator not in {option.accelerator for option in plan.options}:
             takes = f"a run on {run.accelerator} takes no GPU"
-        lines.append("; ".join([f"{takes}, {length}", *without]))
+        tried = [f"and tries {', '.join(names)}"] if (names := list(filter(recipe_of, run.candidates))) else []
+        lines.append("; ".join([f"{takes}, {length}", *tried, *without]))
         lines += run.notes
     return lines
 

@@ -149,7 +149,7 @@ def _tasks(platform: Platform) -> None:
         arguments={name: _checked(name) for name in (SERVED, SERVING, *platform.stages.evaluate.automatic)},
         depends=f"check && optimize-{REFERENCE} && {others_ended}",
     )
-    Task(name="select", template="select", depends="evaluate")
+    Task(name="select", template="select", arguments={SERVING: _checked(SERVING)}, depends="check && evaluate")
 
 
 def _serving_tasks(platform: Platform, rollout: Rollout) -> None:

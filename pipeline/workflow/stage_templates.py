@@ -122,8 +122,8 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         env=hub,
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
     )
-    select = _flags("model", "profile", "price", "optimize", "serving", "serve")
-    yield StageTemplate("select", stages.select, select, outputs=RESULTS)
+    select = (*_flags("model", "profile", "price", "optimize", "serve"), "--serving", _input(SERVING))
+    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS)
     yield _serving_template(platform)
 
 

@@ -213,6 +213,8 @@ class Architecture:
     """Parameters that are in no layer, besides embeddings and output head: the last norm, and projections."""
     other: int = 0
     """Parameters in the checkpoint that config.json does not describe: for images or sound, or for speculation."""
+    kv_value_bytes: int | None = None
+    """Bytes of a stored key or value; None: as of those that are computed."""
 
     @cached_property
     def counted(self) -> Mapping[Layer, int]:
@@ -225,9 +227,9 @@ class Architecture:
         return any(isinstance(layer.attention, LatentAttention) for layer in self.counted)
 
     def kv_bytes(self, tokens: int, tensor_parallel_size: int = 1) -> int:
-        """Bytes of one sequence's keys and values on one GPU, 16 bits each: windows keep at most their length."""
-        return sum(
-            2 * count * min(tokens, part.window or tokens) * part.values_per_token(tensor_parallel_size)
+        """Bytes of one sequence's keys and values on one GPU, as they are stored: windows keep at most their length."""
+        return (self.kv_value_bytes or 2) * sum(
+            count * min(tokens, part.window or tokens) * part.values_per_token(tensor_parallel_size)
             for layer, count in self.counted.items()
             if (part := layer.attention)
         )

@@ -116,7 +116,7 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
     if unlike or not widths:
         obstacle = "different KV widths" if widths else "no attention in any layer"
         raise NotSizeable(f"type {model.model_type} with {obstacle}")
-    token_bytes = max(widths) * rules.value_bytes
+    token_bytes = max(widths) * (model.kv_value_bytes or rules.value_bytes)
     block_tokens = rules.block_tokens
     recurrent_bytes = rules.recurrent_bytes or model.recurrent_bytes or rules.value_bytes
     if states:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
@@ -16,6 +16,7 @@ from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCali
 from scoring.capacity.storage import Storage
 from scoring.closed import PlanRecord
 from scoring.cost import per_million
+from scoring.names import variant_of
 from scoring.units import GIB
 
 PIPELINES: Final = (2, 4)
@@ -45,9 +46,10 @@ class GpuMemory(PlanRecord):
 
 
 class Option(PlanRecord):
-    """A variant on a number of GPUs of one type."""
+    """A candidate on a number of GPUs of one type."""
 
     variant: str
+    """Its name, which for a variant with a recipe has both."""
     accelerator: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -77,6 +79,16 @@ class Option(PlanRecord):
 
 
 @dataclass(frozen=True)
+class PlannedRecipe:
+    """What a recipe changes of what is planned."""
+
+    kv_value_bytes: int | None = None
+    """None: what ``PlanRequest.model`` says."""
+    tensor_parallel_size: int | None = None
+    """None: any."""
+
+
+@dataclass(frozen=True)
 class PlanRequest:
     """A model, the formats and GPUs to try, and the load they must carry."""
 
@@ -93,15 +105,17 @@ class PlanRequest:
     targets: Targets = field(default_factory=Targets)
     calibrations: Mapping[str, SpeedCalibration] = field(default_factory=dict)
     """Calibrations by the name of the accelerator."""
+    recipes: Mapping[str, PlannedRecipe] = field(default_factory=dict)
+    """Of the candidates that are variants with recipes, by the candidates' names."""
 
 
 def options(request: PlanRequest) -> list[Option]:
-    """Every variant on every number of GPUs of every type: the cheapest that meets the targets first.
+    """Every candidate on every number of GPUs of every type: the cheapest that meets the targets first.
 
     Then come those that miss the targets, and those that do not fit. Without prices, the total memory of the GPUs
     stands in for the cost.
     """
-    pairs = itertools.product(request.formats, request.accelerators)
+    pairs = itertools.product((*request.formats, *request.recipes), request.accelerators)
     every = (option for variant, name in pairs for option in _layouts(request, variant, name))
     return sorted(every, key=lambda option: _order(request, option))
 
@@ -118,8 +132,12 @@ def shortlist(ordered: Sequence[Option]) -> list[Option]:
 
 def _layouts(request: PlanRequest, variant: str, name: str) -> Iterator[Option]:
     accelerator = request.accelerators[name]
-    if any(request.formats[variant].unsupported(accelerator)):
+    if any(request.formats[variant_of(variant)].unsupported(accelerator)):
         yield _option(request, variant, name, Parallelism())
+        return
+    if size := request.recipes.get(variant, PlannedRecipe()).tensor_parallel_size:
+        if size <= accelerator.gpus_per_node:
+            yield _option(request, variant, name, Parallelism(size))
         return
     sizes = powers_of_two(accelerator.gpus_per_node)
     one_node = [_option(request, variant, name, Parallelism(size)) for size in sizes]
@@ -131,7 +149,9 @@ def _layouts(request: PlanRequest, variant: str, name: str) -> Iterator[Option]:
 
 def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallelism) -> Option:
     accelerator, model = request.accelerators[name], request.model
-    storage = request.formats[variant]
+    storage = request.formats[variant_of(variant)]
+    if value_bytes := request.recipes.get(variant, PlannedRecipe()).kv_value_bytes:
+        model = replace(model, kv_value_bytes=value_bytes)
     fitted = fit(model, storage, accelerator, parallelism, request.settings)
     cached = fitted.cache.sequences(fitted.cache_bytes, request.longest_request) if fitted.cache else 0
     calibration = request.calibrations.get(name, SpeedCalibration())

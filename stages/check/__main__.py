@@ -2,9 +2,9 @@
 kernels, on how many GPUs, and with which longest context.
 
 A model that the installed vLLM has no class or no kernels for is refused, and so are LoRA adapters that it can't serve,
-or that were made for another base. A variant that can't be served is left out before it is made. With
-``make_unservable`` in the settings it is made for another machine, but not measured. Settings that contradict each
-other, the model or the hardware are refused.
+or that were made for another base. A variant that can't be served is left out before it is made, and a candidate whose
+recipe vLLM refuses before it is measured. With ``make_unservable`` in the settings variants are made for another
+machine, but not measured. Settings that contradict each other, the model or the hardware are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from typing import Final
 
+from scoring.names import recipe_of
 from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
@@ -47,9 +48,11 @@ from stages.parts.vllm.support import (
     refuse_unserved,
     refuse_unserved_family,
     refuse_without_torchvision,
+    refused_recipes,
 )
 
 UNMADE: Final = "leave it out of optimize.variants, or name another model, such as the one in 16 bit"
+OTHER_RECIPE: Final = "leave it out of serving.recipes, or say in the recipe's variants with which ones it is tried"
 HINT: Final = (
     "run where vLLM can serve it, or leave the variant out of optimize.variants; with "
     "--set optimize.make_unservable=true it is made all the same, for another machine"
@@ -82,6 +85,7 @@ def main() -> None:
         check_replicas(decided.serving)
         with small_files_of(described) as directory:
             chats = replace(chat_model(directory), tokenizer=None)
+            recipes = refused_recipes(decided.serving, directory)
         check_parsers(*chosen_parsers(serving, chats))
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
             say(f"note: {note}")
@@ -95,27 +99,34 @@ def main() -> None:
         length = f", with {context:,} tokens of context" if context else ""
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     unmade = {name for name in missing if why_not_made(name, described.form.name, described.config)}
+    candidates = decided.serving.candidates_of(served)
+    missing |= {name: why for name in candidates if (why := recipes.get(recipe_of(name)))}
+    missing |= decided.recipes_left_out
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
-            report.left_out(why, hint=UNMADE if name in unmade else HINT)
+            report.left_out(why, hint=UNMADE if name in unmade else OTHER_RECIPE if recipe_of(name) else HINT)
     to_make = {*optimize.variants} - unmade if optimize.make_unservable else {*served}
     for quantized in quantized_formats():
         program.write_output(quantized, str(not described.form.method and quantized in to_make).lower())
-    candidates = decided.serving.candidates_of(served)
     fetched = tuple(
         CandidateCheckpoint.of(name, model) for name, model in described.candidates.items() if name in served
     )
     program.write_output("candidates", canonical_json(Candidates(fetched)))
     program.write_output("fetch", str(bool(fetched)).lower())
-    program.write_output("variants", ",".join(candidates))
+    measured = ",".join(name for name in candidates if name not in missing)
+    program.write_output("variants", measured)
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
-    # What evaluate takes, and what its pod needs.
+    _write_needs(decided)
+    print(measured)
+
+
+def _write_needs(decided: Decided) -> None:
+    """Write what evaluate takes, and what the pods need."""
     program.write_output("serving", canonical_json(decided.serving))
     program.write_output("gpus", str(decided.gpus))
     for name, size in (("memory", decided.memory_bytes), ("shm", decided.shared_bytes)):
         program.write_output(name, f"{math.ceil(size / GIB)}Gi")
     program.write_output("optimize-memory", f"{math.ceil(quantizer_bytes(decided.weights_bytes) / GIB)}Gi")
-    print(",".join(candidates))
 
 
 def _without_kernels(

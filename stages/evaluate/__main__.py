@@ -1,6 +1,5 @@
 """evaluate: serve variants with vLLM and measure their latency, throughput, memory and quality, until the choice
-between them is settled or the budget is spent. What was measured before under the same conditions is used again. The
-one that leads is then measured on fewer GPUs too, if it fits there.
+between them is settled or the budget is spent. What was measured before under the same conditions is used again.
 
 Each variant has its own outcome; if one fails, the others continue. The profile's reference, fp16 by default, has to be
 among them."""

@@ -235,8 +235,9 @@ class Block:
         if self._subjects.lost or not loaded:
             return
         leading = self._subjects.leading
-        pace = (leading if leading in loaded else loaded[0]).loading.pace
-        self._in_turns(loaded, lambda subject: subject.measure(pace))
+        leading = leading if leading in loaded else loaded[0]
+        pace, share = leading.loading.pace, leading.session.gpu_share
+        self._in_turns(loaded, lambda subject: subject.measure(pace.times(subject.session.gpu_share / share)))
         for subject in loaded:
             if subject.going:
                 say(f"load of {subject.name}: block {self._number + 1}, {described(subject.loading.found)}")

@@ -19,7 +19,7 @@ from typing import Final, Literal
 from scoring.choice import Verdict
 from scoring.profile import Profile
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
-from stages.evaluate.apart import ask_elsewhere, keep_answers, measure_smaller
+from stages.evaluate.apart import ask_elsewhere, keep_answers
 from stages.evaluate.block import Block, Subjects
 from stages.evaluate.load import check_lengths
 from stages.evaluate.quality import check_tasks
@@ -47,7 +47,6 @@ from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.lock import alone
 from stages.parts.records.evaluation import Evaluation, Schedule
 from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, qualities
-from stages.parts.vllm.gpu_room import fewest_gpus
 
 QUESTION_S: Final = 0.05
 """Seconds for an item, where they were not measured by this process."""
@@ -91,7 +90,8 @@ class Blocks:
             if not self._look(again=True):
                 return
         with contextlib.ExitStack() as standing:
-            self._lanes = lanes(standing, self._session.serving, len(self._subjects.by_name), self._session.logs)
+            widest = max(self._subjects, key=lambda subject: subject.session.gpu_share)
+            self._lanes = lanes(standing, widest.session.serving, len(self._subjects.by_name), self._session.logs)
             for subject in self._subjects:
                 standing.callback(subject.stop)
             while order := next_block(self._plan, self._progress):
@@ -145,20 +145,14 @@ class Blocks:
         return judged.goes_on
 
     def _end(self, loaded: Mapping[str, Subject], verdict: Verdict, *, goes_on: bool) -> None:
-        """End a look: keep what was measured, and at the last one measure the chosen variant on fewer GPUs."""
-        sentence, spent_s, winner = in_words(verdict), self._spent_s, loaded[verdict.chosen]
+        """End a look: keep what was measured."""
+        sentence, spent_s = in_words(verdict), self._spent_s
         settled = all(comparison.relation != "open" for comparison in verdict.comparisons)
         ended: Ended = "" if goes_on else "settled" if settled else "budget"
-        unmeasured = not goes_on and not winner.data.smaller
-        fewer = fewest_gpus(winner.directory, self._session.serving) if unmeasured else None
-        # Kept before it is printed and before more is measured: an interruption then loses nothing.
-        self._keep(loaded, "" if fewer else ended, sentence, spent_s)
+        # Kept before it is printed: an interruption then loses nothing.
+        self._keep(loaded, ended, sentence, spent_s)
         budget_s = self._plan.budget_s
         say(f"after block {self._number}, {spent_s / MINUTE:.1f} of {budget_s / MINUTE:g} minutes: {sentence}")
-        if fewer:
-            leading = self._subjects.leading.data.samples
-            measure_smaller(winner, fewer, leading, left_s=budget_s - self._spent_s, running=self._lanes)
-            self._keep(loaded, ended, sentence, spent_s)
 
     def _further_items(self, verdict: Verdict, measured: Mapping[str, Measured]) -> dict[str, int]:
         """How many items the next block asks in all, of the tasks of which more tell most about the closest lead that

@@ -156,6 +156,9 @@ class Pace:
     rate_per_s: float | None
     """None if the workload's ``concurrency`` requests are in flight all the time."""
 
+    def times(self, factor: float) -> Pace:
+        return replace(self, rate_per_s=self.rate_per_s and self.rate_per_s * factor)
+
 
 def check_lengths(directory: Path, workload: Workload, serving: Serving, trace: Trace | None) -> None:
     """Raise ConfigError if prompt and answer together are longer than the model or the server allows."""

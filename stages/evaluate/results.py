@@ -191,7 +191,6 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
         not_asked=data.not_asked,
         looks=looks,
         schedule=schedule,
-        smaller=data.smaller,
         memory=Memory(
             weights_bytes=variant.weights_bytes,
             peak_resident_bytes=data.resident_bytes,
@@ -199,6 +198,7 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
             kv_cache_tokens=data.kv_cache_tokens,
         ),
         recipe=session.recipe,
+        gpu_share=session.gpu_share,
         stored=variant.stored,
         beside=session.beside,
         started_at=data.started_at or datetime.now(UTC),

@@ -4,6 +4,7 @@ anything did. Servers run one after another on one GPU or a CPU, or side by side
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,11 +30,11 @@ from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.machine.process import PeakMemory
 from stages.parts.model.description import chat_template
-from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Smaller, Speed, TaskScore, measures_of
+from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Speed, TaskScore, measures_of
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
-from stages.parts.samples.lines import HeldOutDocument, LoadSamples, Samples, StartLoad
+from stages.parts.samples.lines import HeldOutDocument, LoadSamples, Samples
 from stages.parts.vllm.arguments import gpu_groups, takes_pictures
 from stages.parts.vllm.client import answers_chat
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
@@ -56,13 +57,19 @@ class Session:
     """The folder for logs."""
     recipe: Recipe | None = None
     """Of the candidate whose session this is."""
+    gpu_share: float = 1.0
+    """``Evaluation.gpu_share``"""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Ends the starts that other threads wait for."""
 
     def of_candidate(self, name: str) -> Session:
-        """Return the session of a candidate, which is served in its own way."""
+        """Return the session of a candidate, which is served in its own way, with a load in proportion to its GPUs."""
         recipe = self.serving.recipes.get(recipe_of(name))
-        return replace(self, serving=self.serving.with_recipe(recipe), recipe=recipe)
+        serving, workload = self.serving.with_recipe(recipe), self.workload
+        share = serving.tensor_parallel_size / self.serving.tensor_parallel_size
+        rate_per_s = workload.request_rate_per_s and workload.request_rate_per_s * share
+        load = {"concurrency": math.ceil(workload.concurrency * share), "request_rate_per_s": rate_per_s}
+        return replace(self, serving=serving, workload=workload.model_copy(update=load), recipe=recipe, gpu_share=share)
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def lanes(standing: contextlib.ExitStack, serving: Serving, variants: int, logs:
 
 @dataclass
 class VariantData:
-    """All that was measured of a variant with one number of GPUs."""
+    """All that was measured of a variant."""
 
     samples: Samples = field(default_factory=Samples)
     probes: tuple[Probe, ...] = ()
@@ -106,8 +113,6 @@ class VariantData:
     gpu_bytes: int = 0
     speeds: list[tuple[Speed, Speed]] = field(default_factory=list)
     """The speed of the machine before and after each block."""
-    smaller: Smaller | None = None
-    """What was measured on fewer GPUs."""
     started_at: datetime | None = None
     seconds: float = 0.0
 
@@ -116,7 +121,7 @@ class VariantData:
         return goodput_of(rounds, slo.ttft_ms, slo.tpot_ms) if rounds and slo else None
 
     def figures(self, workload: Workload) -> dict[str, Any]:
-        """Compute the fields that ``Evaluation`` and ``Smaller`` have in common."""
+        """Compute the fields of ``Evaluation`` that follow from the load."""
         rounds = self.samples.rounds
         return {
             "engine": self.engine,
@@ -133,7 +138,7 @@ class Subject:
 
     def __init__(self, name: str, directory: Path, conditions: Conditions, session: Session) -> None:
         self.name, self.directory, self.conditions, self.session = name, directory, conditions, session
-        self.data = VariantData()
+        self.data = VariantData(Samples(gpu_share=session.gpu_share))
         self.failure: SlipwayError | None = None
         self.refused = ""
         """The gates that it failed, in one sentence."""
@@ -170,7 +175,6 @@ class Subject:
             resident_bytes=evaluation.memory.peak_resident_bytes,
             gpu_bytes=evaluation.memory.peak_gpu_bytes or 0,
             speeds=list(zip(machine[::2], machine[1::2], strict=True)),
-            smaller=evaluation.smaller,
             started_at=evaluation.started_at,
             seconds=evaluation.seconds,
         )
@@ -225,7 +229,8 @@ class Subject:
         unlimited = session.serving.model_copy(update={"max_queued_tokens": None})  # a refusal would not be measured
         served_name = f"{self.name}-{self.conditions.variant.digest[:12]}"
         adapters = {name: session.store.adapter(name) for name in session.serving.adapters}
-        spec = ServerSpec(self.directory, served_name, unlimited, log, adapters=adapters, gpus=lane.gpus)
+        gpus = ",".join(lane.gpus.split(",")[: session.serving.tensor_parallel_size])  # a lane has room for the widest
+        spec = ServerSpec(self.directory, served_name, unlimited, log, adapters=adapters, gpus=gpus)
         server = self._running.enter_context(running(spec, session.cancelled))
         check_fits(session.workload, session.trace, server.max_model_len())
         facts = asdict(server.startup_log.facts())
@@ -317,14 +322,14 @@ class Subject:
             self.question_s[task] = seconds / max(1, result["items"][task])
         return scores
 
-    def search(self, block: int, reference: StartLoad) -> Iterator[LoadSamples]:
-        """Find the capacity of this start, run by run. *reference* is the load so far of the variant that sets the
+    def search(self, block: int, reference: Samples) -> Iterator[LoadSamples]:
+        """Find the capacity of this start, run by run. *reference* has the load so far of the variant that sets the
         pace, which may be this one."""
         server, lane = self._place()
         session = self.session
         log = session.logs / f"evaluate-{self.name}.load{f'-{block + 1}' if block else ''}.log"
         target = LoadTarget(lane.generator, server, self.directory, session.workload, session.trace, log)
-        self.loading = Loading(target, block, reference, self.data.samples)
+        self.loading = Loading(target, block, reference.on(session.gpu_share), self.data.samples)
         self._loading_s = 0.0
         yield from self._run(self.loading.search())
 

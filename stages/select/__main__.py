@@ -9,7 +9,7 @@ from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import parse_json
 from stages.parts.model.candidates import names_of
 from stages.parts.model.name import ModelName
@@ -26,14 +26,16 @@ def main() -> None:
     published = format_of_base(store)
     profile = parse_json(Profile, arguments.profile, "--profile").for_format(published)
     optimize = parse_json(Optimize, arguments.optimize, "--optimize")
-    serving = parse_json(AskedServing, arguments.serving, "--serving")
+    serving = parse_json(Serving, arguments.serving, "--serving")
     variants = [*optimize.variants_of(published), *names_of(optimize.candidates, store.model, published)]
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
         allow = optimize.allow_incomplete
+        candidates = serving.candidates_of(variants)
+        optional = tuple(filter(serving.is_optional, candidates))
         selection = select(
-            store, profile, serving.candidates_of(variants), price=price, serve=serve, allow_incomplete=allow
+            store, profile, candidates, optional=optional, price=price, serve=serve, allow_incomplete=allow
         )
         decision = selection.decision
         if selection.reused:
@@ -66,7 +68,7 @@ def _arguments() -> argparse.Namespace:
         "--price", default="", help="the hourly price of the hardware as JSON; without it no costs are computed"
     )
     parser.add_argument("--optimize", default="{}", help="JSON with the variants to choose from: see Optimize")
-    parser.add_argument("--serving", default="{}", help="JSON with the recipes: see AskedServing")
+    parser.add_argument("--serving", default="{}", help="JSON with the recipes, as check decided: see Serving")
     parser.add_argument(
         "--serve", choices=["true", "false"], default="false", help="true: a rollout follows that promotes the winner"
     )

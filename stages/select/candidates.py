@@ -151,14 +151,15 @@ def figures(measurements: Measurements, estimate: Estimate, name: str) -> tuple[
 
 def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None) -> Cost | None:
     """Compute the cost of a million output tokens: at the capacity if the workload has targets, otherwise at the
-    measured throughput. There is none without a price, or if the rate is 0 because no request met the targets. The
-    interval shows the noise of *throughput*, ln of the rate, which is None if it can't be compared."""
+    measured throughput, on all GPUs that the price is for. There is none without a price, or if the rate is 0 because
+    no request met the targets. The interval shows the noise of *throughput*, ln of the rate, which is None if it can't
+    be compared."""
     from scoring.cost import per_million
 
     if price is None:
         return None
     basis: Literal["goodput", "throughput"] = "goodput" if evaluation.goodput else "throughput"
-    rate = (evaluation.capacity or evaluation.goodput or evaluation.load).output_tokens_per_s
+    rate = (evaluation.capacity or evaluation.goodput or evaluation.load).output_tokens_per_s / evaluation.gpu_share
     value = per_million(price.per_hour, rate)
     if value is None:
         return None

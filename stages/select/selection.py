@@ -7,7 +7,7 @@ finite, cannot win. Publishing links files: it costs O(number of files), whateve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from scoring.names import variant_of
@@ -41,6 +41,7 @@ def select(
     profile: Profile,
     variants: list[str],
     *,
+    optional: Collection[str] = (),
     price: Price | None = None,
     serve: bool = False,
     allow_incomplete: bool = True,
@@ -48,6 +49,7 @@ def select(
     """Decide and publish. What the decision follows from is stored in the run's folder, even if none can be chosen.
 
     Args:
+        optional: the variants without which the decision is complete.
         price: of an hour of the hardware; without it no costs are computed.
         serve: a rollout follows, which will move ``production`` (see ``stages.parts.releases``).
         allow_incomplete: otherwise, if a variant is missing, the release waits for a person to roll it out.
@@ -56,7 +58,7 @@ def select(
         DamagedModel: ``base/`` or the winner's files are not what their manifest says.
         NoWinner: no variant could be measured, or none can be chosen.
     """
-    basis, measured = gather(store, profile, variants, price)
+    basis, measured = gather(store, profile, variants, price, optional)
     samples = {
         name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation)
         for name, evaluation in measured.items()
@@ -80,7 +82,11 @@ def select(
 
 
 def gather(
-    store: ModelStore, profile: Profile, variants: list[str], price: Price | None = None
+    store: ModelStore,
+    profile: Profile,
+    variants: list[str],
+    price: Price | None = None,
+    optional: Collection[str] = (),
 ) -> tuple[Basis, dict[str, Evaluation]]:
     """Gather what a decision between *variants* follows from: the basis, and the evaluations that count.
 
@@ -102,7 +108,7 @@ def gather(
         profile=profile.model_dump(mode="json"),
         price=price,
         excluded=excluded,
-        missing=missing,
+        missing=tuple(name for name in missing if name not in optional),
         rules=RULES,
         slipway=program.version(),
     )
@@ -135,7 +141,8 @@ def measured_variants(
     for name in variants:
         variant = Variant.read(store.optimized(name) / VARIANT)
         evaluation = Evaluation.read(store.evaluation(name))
-        earlier = (outcomes.get((stage, name)) for stage in ("check", "evaluate"))
+        places = ("check", variant_of(name)), ("check", name), ("evaluate", name)
+        earlier = map(outcomes.get, places)
         left_out = next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), "")
         if failed := left_out or (_failure(outcomes, name) if run else ""):
             excluded[name] = failed

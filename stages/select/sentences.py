@@ -38,6 +38,7 @@ def notes_of(measurements: Measurements, limits: Mapping[str, float], price: Pri
         *changed_speed(evaluations),
         *shared_machine(evaluations),
         *with_adapters(evaluations),
+        *on_other_gpus(evaluations),
         *capacity_limits(evaluations),
         *(without_cost(evaluations) if price else ()),
         *not_asked(evaluations),
@@ -75,6 +76,15 @@ def near_limits(measurements: Measurements, limits: Mapping[str, float]) -> Iter
 def with_adapters(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     if names := sorted({name for evaluation in evaluations.values() for name in evaluation.adapters}):
         yield f"The variants were measured, and the winner is served, with the LoRA adapters {', '.join(names)}."
+
+
+def on_other_gpus(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
+    shares = {name: f"{run.gpu_share:.3g}" for name, run in sorted(evaluations.items()) if run.gpu_share != 1}
+    for share, names in grouped(shares).items():
+        yield (
+            f"A server of {', '.join(names)} had {share} of the GPUs of the others and of their load: throughput and "
+            "cost are those of as many servers (serving.replicas, kserve.scaling) as the same GPUs hold."
+        )
 
 
 def different_hardware(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:

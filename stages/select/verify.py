@@ -13,20 +13,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+from scoring.names import variant_of
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import sha256_of
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
-from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation, Smaller
+from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import RULES
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.capacity import RULE, capacity_of
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load, task_score
-from stages.parts.samples.lines import Samples, StartLoad, read_samples
+from stages.parts.samples.lines import Samples, read_samples
 from stages.select.decision import decide
 from stages.select.stored import ANSWERS, DECISION, MEASUREMENTS, Asked, StoredDecision, differences, read_stored
 
@@ -37,7 +38,6 @@ PUBLISHED: Final = ("production_metrics.json", "candidate_metrics.json")
 OVER_STARTS: Final = re.compile(r"\.intervals\.|capacity\.(low|high)$")
 ROUNDED: Final = 0.005
 """How far, as a share, the recorded ends of intervals over starts may be off: rules before 11 rounded Student's t."""
-Loaded = TypeVar("Loaded", Evaluation, Smaller)
 
 
 @dataclass
@@ -134,7 +134,7 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
 
     A variant that was made again since then has other weights; a release keeps those that were measured.
     """
-    suffix = f"-{evaluation.variant}-{evaluation.variant_digest[:12]}"
+    suffix = f"-{variant_of(evaluation.variant)}-{evaluation.variant_digest[:12]}"
     current = stored.store.optimized(evaluation.variant)
     releases = sorted(path for path in stored.store.releases.glob("*") if path.name.endswith(suffix))
     for folder in (current, *releases):
@@ -184,12 +184,8 @@ def check_adapters(stored: StoredDecision, release: Path, verification: Verifica
 def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Verification) -> Evaluation:
     """Recompute the evaluation from the samples; every figure of the document that differs is a finding."""
     scores = [(score, task_score(score, samples)) for score in evaluation.quality]
-    smaller = evaluation.smaller
-    if smaller and samples.smaller.rounds:
-        smaller = _loaded(smaller, samples.smaller)
     quality = tuple(computed or recorded for recorded, computed in scores)
-    recomputed = _loaded(evaluation, samples)
-    recomputed = recomputed.model_copy(update={"smaller": smaller, "quality": quality})
+    recomputed = _loaded(evaluation, samples).model_copy(update={"quality": quality})
     verification.not_recomputed += [
         f"{evaluation.variant}: {score.task}" for score, computed in scores if computed is None
     ]
@@ -207,7 +203,7 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
     return recomputed if changed else evaluation
 
 
-def _loaded(recorded: Loaded, measured: StartLoad) -> Loaded:
+def _loaded(recorded: Evaluation, measured: Samples) -> Evaluation:
     """Recompute what follows from the load; a capacity that followed by another rule stays as recorded."""
     slo, capacity = recorded.goodput, recorded.capacity
     return recorded.model_copy(
@@ -263,7 +259,7 @@ def compare_documents(stored: StoredDecision, expected: dict[str, Any], verifica
             for path, recorded, computed in _different_fields(document, expected)
         ]
         release = document.get("release")
-        if not str(release).endswith(f"-{winner}-{digest}"):
+        if not str(release).endswith(f"-{variant_of(winner)}-{digest}"):
             verification.findings.append(f"{where}: release is {release}, not one of {winner} {digest}")
 
 

@@ -113,10 +113,10 @@ def copied(store: ModelStore, tmp_path: Path) -> ModelStore:
     return found
 
 
-def measure(store: ModelStore, tensor_parallel_size: int) -> None:
-    config = load(SETTINGS, assignments=CHANGED)
+def measure(store: ModelStore, tensor_parallel_size: int, *more: str) -> None:
+    config = load(SETTINGS, assignments=[*CHANGED, "serving.recipes={tp1: {tensor_parallel_size: 1}}"])
     serving = config.serving.pinned(tensor_parallel_size=tensor_parallel_size)
-    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", ",".join(ON_TWO)]
+    command = [sys.executable, "-m", "stages.evaluate", "--model", MODEL, "--variants", ",".join((*ON_TWO, *more))]
     command += ["--workload", config.workload.model_dump_json(), "--serving", serving.model_dump_json()]
     own = {STORE_VARIABLE: str(store.root), RUN_VARIABLE: RUN}
     subprocess.run(command, env=os.environ | own, check=True)
@@ -131,11 +131,9 @@ def test_two_servers_are_measured_side_by_side_each_on_its_own_gpu(copied: Model
 
 
 @pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
-def test_what_leads_on_two_gpus_is_measured_on_one_too(copied: ModelStore) -> None:
-    measure(copied, 2)
-    (smaller,) = (each for name in ON_TWO if (each := evaluation(copied, name).smaller))
-    assert (smaller.tensor_parallel_size, smaller.instead_of, smaller.failure) == (1, 2, "")
-    assert smaller.engine
-    assert "--tensor-parallel-size" not in smaller.engine.arguments
-    assert smaller.capacity
-    assert smaller.load
+def test_a_recipe_measures_a_variant_on_one_gpu_of_two(copied: ModelStore) -> None:
+    measure(copied, 2, "int8+tp1")
+    one, both = evaluation(copied, "int8+tp1"), evaluation(copied, "int8")
+    assert "--tensor-parallel-size" not in one.engine.arguments
+    assert both.load.rate_per_s
+    assert one.load.rate_per_s == both.load.rate_per_s / 2

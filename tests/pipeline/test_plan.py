@@ -122,6 +122,28 @@ def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
     assert "a run takes 1 × h100, 30,000 tokens of context" in said
 
 
+def test_recipes_are_planned_by_their_cache_and_gpus(hub: HubServer) -> None:
+    recipes = "serving.recipes={kv-fp8: {kv_cache_dtype: fp8, variants: [fp16]}, tp8: {tensor_parallel_size: 8}}"
+    more = ("--gpu", "h100", "--context", "8192", "--set", recipes, "--set", "serving.max_model_len=8192")
+    found = document(hub, "org/llama-3.1-70b", *more)
+    rows = {(each["variant"], each["tensor_parallel_size"]): each for each in found["options"]}
+    plain, halved = rows["fp16", 4], rows["fp16+kv-fp8", 4]
+    assert halved["kv_cache_tokens"] == pytest.approx(2 * plain["kv_cache_tokens"], rel=0.01)
+    assert halved["cached_sequences"] > 1.9 * plain["cached_sequences"]
+    assert halved["memory"] == plain["memory"]
+    assert halved["predicted"]["output_tokens_per_s"] > plain["predicted"]["output_tokens_per_s"]
+    assert [size for name, size in rows if name == "awq+tp8"] == [8]
+    (run,) = (each for each in found["automatic"] if each["accelerator"] == "h100")
+    tried = {name for name in run["candidates"] if "+" in name}
+    assert {"fp16+kv-fp8", "awq+tp8", "awq+tp1", "int8+tp2"} <= tried
+    assert "fp16+tp1" not in run["candidates"]
+    table = plan(hub, "org/llama-3.1-70b", *more).stdout
+    assert "a run takes 4 × h100" in table
+    assert "awq+tp1" in table
+    on_four = document(hub, "org/llama-3.1-70b", "--gpu", "l4", "--set", "serving.kv_cache_dtype=fp8")
+    assert on_four["kv_bytes_per_token"] == found["kv_bytes_per_token"] / 2
+
+
 def test_what_a_run_would_refuse_is_not_offered(hub: HubServer) -> None:
     settings = ("--set", "serving.max_model_len=120000", "--set", "serving.tensor_parallel_size=4")
     asked = ("org/llama-3.1-70b", "--gpu", "a100-80,l4", "--context", "8192", *settings)

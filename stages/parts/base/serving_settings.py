@@ -28,22 +28,14 @@ RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?
 class Speculation(Settings):
     """How vLLM guesses tokens ahead, which the model then checks all at once (``--speculative-config``)."""
 
-    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
-    """ngram: what followed the same tokens earlier in the prompt or answer. draft_model, eagle, eagle3: a second, small
-    model guesses. mtp: the model's own layers for it."""
+    method: Literal["ngram", "mtp"]
+    """ngram: what followed the same tokens earlier in the prompt or answer. mtp: what layers say that some models are
+    published with for it. A second model would have to be a part of the release, and is not taken."""
     num_speculative_tokens: Positive = 4
     """Tokens that are guessed at a time."""
     prompt_lookup_min: Positive | None = None
     """The fewest tokens that have to be the same, for ngram."""
     prompt_lookup_max: Positive | None = None
-    model: str | None = None
-    """The directory of the small model."""
-
-    @model_validator(mode="after")
-    def _with_its_model(self) -> Self:
-        if (self.model is None) == (self.method in ("draft_model", "eagle", "eagle3")):
-            raise ValueError(f"method {self.method} {'needs' if self.model is None else 'has no'} model")
-        return self
 
 
 class Recipe(Settings):
@@ -52,15 +44,19 @@ class Recipe(Settings):
     description: str = ""
     variants: tuple[str, ...] | None = None
     """The variants that it is tried with; None: all."""
+    optional: bool = False
+    """Whether a decision is complete without its candidates, if they can't be measured."""
     kv_cache_dtype: KvCacheDtype | None = None
     speculation: Speculation | None = None
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
+    tensor_parallel_size: Positive | None = None
+    """GPUs per replica. The load is in proportion, and throughput and cost are those of as many GPUs as without it."""
 
     @property
     def changes(self) -> dict[str, Any]:
         """The serving settings in the place of which it has others."""
-        fields = set(type(self).model_fields) - {"description", "variants"}
+        fields = set(type(self).model_fields) - {"description", "variants", "optional"}
         return {name: value for name in sorted(fields) if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
@@ -99,8 +95,8 @@ class AskedServing(Settings):
     """Size of the KV cache in MiB. Without it, the memory that is free on a GPU, and 1024 on a CPU."""
     tensor_parallel_size: Positive | Literal["auto"] = "auto"
     """GPUs per replica, the same for every variant. auto: the fewest on which the largest variant that fits has room
-    for the workload's requests in flight; in production fewer, if the winner was measured there and is cheaper per
-    GPU-hour."""
+    for the workload's requests in flight. Variants that fit on fewer are tried there too, as candidates with a recipe
+    such as ``tp1``."""
     enforce_eager: bool = False
     """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
     startup_timeout_s: Positive | Literal["auto"] = "auto"
@@ -177,6 +173,10 @@ class AskedServing(Settings):
                 ),
             )
         ]
+
+    def is_optional(self, candidate: str) -> bool:
+        recipe = self.recipes.get(recipe_of(candidate))
+        return recipe is not None and recipe.optional
 
     def pinned(self, **figures: int | str | None) -> Serving:
         """Put these figures, or else the defaults of ``Serving``, in the place of every *auto*."""

@@ -214,25 +214,6 @@ class Schedule(Record):
     """The outcome of the last look, in one sentence."""
 
 
-class Smaller(Record):
-    """The variant on fewer GPUs than all were measured on: started and loaded in the same way, after the choice."""
-
-    tensor_parallel_size: int
-    instead_of: int
-    """The GPUs of one server in the rest of the evaluation."""
-    failure: str = ""
-    """Why it could not be started or loaded, if it could not; the figures are those of the starts before that."""
-    engine: Engine | None = None
-    """None, like what follows, if it was never started or loaded."""
-    load: Load | None = None
-    """At the rate at which all variants were measured; if the capacity is lower, it could not keep up."""
-    rounds: tuple[Load, ...] = ()
-    capacity: Capacity | None = None
-    goodput: Goodput | None = None
-    kv_cache_tokens: int = 0
-    seconds: float
-
-
 class Evaluation(Record):
     """``evaluations/<variant>.json``: everything measured of one variant under one workload."""
 
@@ -273,11 +254,12 @@ class Evaluation(Record):
     ended and the used share of the present one (``scoring.sequential``); empty if they were looked at only once."""
     schedule: Schedule | None = None
     """None in records of older versions."""
-    smaller: Smaller | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Absent unless the variant led the others when measuring ended, on several GPUs, and fits on fewer."""
     memory: Memory
     recipe: Recipe | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent if it was served with the run's serving settings as they are."""
+    gpu_share: float = Field(default=1.0, exclude_if=lambda value: value == 1)
+    """The GPUs of its server, divided by those of candidates whose recipe says nothing of them. Its load was in
+    proportion: two servers on half of the GPUs take the place of one."""
     stored: dict[str, int] = Field(default_factory=dict, exclude_if=lambda value: not value)
     """``Variant.stored``: what the weights are stored in; ``engine.dtype`` says what they are served in."""
     beside: tuple[str, ...]
@@ -291,12 +273,13 @@ class Evaluation(Record):
         return dict(self.workload.get("adapters", {}))
 
     def metrics(self) -> dict[str, float]:
-        """Return the four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured."""
+        """Return the four metrics of ``scoring.metrics.METRICS``, in their units; NaN for what was not measured. The
+        throughput is that on as many GPUs as all candidates have."""
         scores = [task.score for task in self.quality]
         return {
             "quality": sum(scores) / len(scores) if scores else float("nan"),
             "latency": self.load.e2el_ms.p95,
-            "throughput": (self.capacity or self.load).output_tokens_per_s,
+            "throughput": (self.capacity or self.load).output_tokens_per_s / self.gpu_share,
             "memory": float(self.memory.weights_bytes),
         }
 
@@ -327,10 +310,10 @@ def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
 
 
 def machine_of(evaluation: Evaluation) -> str:
-    """Name the hardware that speed depends on; memory only has to suffice."""
+    """Name the hardware that speed depends on; memory only has to suffice, and speed is compared per GPU."""
     hardware = evaluation.hardware
     able = [hardware.processor.name] if hardware.processor else []
-    return ", ".join([f"{hardware.cores} × {hardware.cpu}", *able, *hardware.gpus])
+    return ", ".join([f"{hardware.cores} × {hardware.cpu}", *able, *dict.fromkeys(hardware.gpus)])
 
 
 def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:

@@ -53,7 +53,7 @@ class Cost(Record):
     before 11, None stands for no upper bound."""
     currency: str
     tokens_per_s: float
-    """The output tokens per second that the cost is computed from."""
+    """The output tokens per second that the cost is computed from, on all GPUs that the price is for."""
     basis: Literal["goodput", "throughput"]
     """goodput: the rate of tokens within the workload's latency targets. throughput: the measured rate, because the
     workload sets no targets."""
@@ -78,24 +78,6 @@ class Loss(Record):
     """The share that may be lost."""
     verdict: Literal["pass", "fail", "unclear"]
     """pass: it is shown that less than the limit is lost. fail: that more is. unclear: too few items to tell."""
-
-
-class FewerGpus(Record):
-    """The winner on fewer GPUs than all variants were measured on, compared per GPU-hour."""
-
-    tensor_parallel_size: int
-    requests_per_s: float | None
-    """Per GPU, within the workload's targets where it has some; None if it could not be measured."""
-    instead_of: int
-    """The GPUs of one server with which all variants were measured."""
-    requests_per_s_before: float
-    """Per GPU, with so many."""
-    cost: Change | None
-    """The change of the cost of a request; None like the rate."""
-    against: tuple[str, ...]
-    """Why it is not served on fewer GPUs; empty if ``serving.tensor_parallel_size: auto`` means them."""
-    engine: Engine | None
-    """As it was measured on fewer GPUs."""
 
 
 class Candidate(Record):
@@ -204,8 +186,6 @@ class Production(Record):
     engine: Engine
     """The engine of the winner, as it was measured."""
     hardware: Hardware
-    layout: FewerGpus | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Absent unless the winner fits on fewer GPUs and was measured there too."""
     prompt_tokens_per_s: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """How fast the winner, as it is served, reads prompts under load (``stages.parts.samples.figures``). Absent in
     older decisions."""

@@ -27,16 +27,6 @@ ARGUMENTS: Final = {"max_model_len": "--max-model-len", "tensor_parallel_size": 
 PARSERS: Final = {"tool_parser": TOOL_PARSER, "reasoning_parser": REASONING_PARSER}
 
 
-class OnFewerGpus(Record):
-    """The part of ``Layout`` that is read here."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    tensor_parallel_size: int
-    against: tuple[str, ...]
-    engine: Engine | None
-
-
 class MeasuredWith(Record):
     """The part of a release's ``production_metrics.json`` that is read here, also of one by another version."""
 
@@ -44,7 +34,6 @@ class MeasuredWith(Record):
 
     engine: Engine | None = None
     recipe: Recipe | None = None
-    layout: OnFewerGpus | None = None
     prompt_tokens_per_s: float | None = None
     workload: dict[str, Any] = Field(default={})
 
@@ -59,27 +48,15 @@ class MeasuredWith(Record):
         """The workload's targets."""
         return Slo.model_validate(slo) if (slo := self.workload.get("slo")) else None
 
-    @property
-    def served(self) -> Engine | None:
-        """The engine as clients get it: on fewer GPUs than all variants were measured on where that is cheaper."""
-        return self.layout.engine if self.layout and not self.layout.against else self.engine
-
-    @property
-    def fewer_gpus(self) -> int | None:
-        """How many fewer GPUs than it was measured on it is served on, if any."""
-        return self.layout.tensor_parallel_size if self.layout and not self.layout.against else None
-
 
 def alike(store: ModelStore, release: str, decision: Production) -> bool:
-    """Whether a release of the same variant is served by the recipe, on as many GPUs and with the adapters that
-    *decision* says. A release never changes."""
+    """Whether a release of the same variant is served by the recipe and with the adapters that *decision* says, as a
+    release never changes."""
     try:
         measured = MeasuredWith.read(store.releases / release / METRICS) or MeasuredWith()
     except DamagedModel:
         return False
-    decided = MeasuredWith.model_validate(decision.model_dump())
-    alike = measured.recipe == decided.recipe and measured.workload.get("adapters", {}) == decision.adapters
-    return alike and measured.fewer_gpus == decided.fewer_gpus
+    return measured.recipe == decision.recipe and measured.workload.get("adapters", {}) == decision.adapters
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:
@@ -90,7 +67,7 @@ def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Servi
     measured = MeasuredWith.read(store.releases / release / METRICS) if release else None
     if release is None or not any(getattr(asked, name) == "auto" for name in PINNED):
         return asked.pinned().with_recipe(measured.recipe if measured else None)
-    engine = measured.served if measured else None
+    engine = measured.engine if measured else None
     arguments, ready_s = (engine.arguments, engine.ready_s) if engine else ((), 0.0)
     figures = {name: int(value) for name, argument in ARGUMENTS.items() if (value := value_of(arguments, argument))}
     figures["startup_timeout_s"] = startup_s(weights_bytes(store, release), ready_s)

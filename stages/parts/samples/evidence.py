@@ -184,8 +184,8 @@ def distributions(documents: Iterable[HeldOutDocument]) -> list[Distributions]:
 
 
 def speeds(samples: Sequence[Samples]) -> Floats:
-    """Collect ln of the end-to-end time in ms and of the throughput in output tokens/s, shape (blocks, variants, 2);
-    NaN where a variant was not started in a block."""
+    """Collect ln of the end-to-end time in ms and of the throughput in output tokens/s, for as many GPUs as the others
+    have, shape (blocks, variants, 2); NaN where a variant was not started in a block."""
     blocks = sorted({run.run.restart for variant in samples for run in variant.rounds})
     logs = np.full((len(blocks), len(samples), 2), np.nan)
     for row, block in enumerate(blocks):
@@ -196,7 +196,7 @@ def speeds(samples: Sequence[Samples]) -> Floats:
         ]
         requests = sorted({request for by_request in times for request in by_request})
         values = np.array([[by_request.get(request, math.nan) for request in requests] for by_request in times])
-        rates = [math.log(throughput_of(start)) for start in starts.values()]
+        rates = [math.log(throughput_of(start) / samples[place].gpu_share) for place, start in starts.items()]
         logs[row, list(starts)] = np.column_stack([log_means(values), rates])
     return logs
 

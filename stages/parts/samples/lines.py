@@ -46,12 +46,10 @@ class _OfRun(_Line):
     phase: Phase
     number: int
     """The round or trial over all starts, from 0."""
-    gpus: int | None = None
-    """The GPUs of the server, only where they are fewer than those on which all variants were measured."""
 
     @property
     def of_run(self) -> tuple[object, ...]:
-        return self.gpus, self.phase, self.restart, self.number
+        return self.phase, self.restart, self.number
 
 
 class LoadRun(_OfRun):
@@ -172,12 +170,21 @@ class Samples(StartLoad):
 
     items: tuple[Item, ...] = ()
     held_out: tuple[HeldOutDocument, ...] = ()
-    smaller: StartLoad = StartLoad()
-    """The load on fewer GPUs (``Evaluation.smaller``)."""
+    gpu_share: float = 1.0
+    """``Evaluation.gpu_share``"""
 
     @property
     def runs(self) -> tuple[LoadSamples, ...]:
-        return self.rounds + self.trials + self.smaller.rounds + self.smaller.trials
+        return self.rounds + self.trials
+
+    def on(self, gpu_share: float) -> StartLoad:
+        """Return the load with its rates in proportion to another share of the GPUs."""
+
+        def scaled(load: LoadSamples) -> LoadSamples:
+            rate_per_s = load.run.rate_per_s and load.run.rate_per_s * gpu_share / self.gpu_share
+            return replace(load, run=load.run.model_copy(update={"rate_per_s": rate_per_s}))
+
+        return StartLoad(tuple(map(scaled, self.rounds)), tuple(map(scaled, self.trials)))
 
     def lines(self) -> Iterator[_Line]:
         """Yield every line but the head."""
@@ -205,18 +212,14 @@ def read_samples(path: Path, evaluation: Evaluation) -> Samples:
     lines = _lines_of(path, evaluation.key)
     runs = _runs(lines)
     read = sum(run.run.phase == "round" for run in runs)
-    measured = len(evaluation.rounds) + (len(evaluation.smaller.rounds) if evaluation.smaller else 0)
-    if read != measured:
+    if read != (measured := len(evaluation.rounds)):
         raise DamagedModel(
             f"the raw samples {path} hold {read} rounds, but {measured} were measured", hint=MEASURE_AGAIN
         )
     if not all(run.requests or run.run.held is False for run in runs):
         raise DamagedModel(f"the raw samples {path} lack the requests of a run", hint=MEASURE_AGAIN)
-    return replace(
-        _answered(lines),
-        **vars(_load([run for run in runs if run.run.gpus is None])),
-        smaller=_load([run for run in runs if run.run.gpus is not None]),
-    )
+    rounds, trials = (tuple(run for run in runs if run.run.phase == phase) for phase in ("round", "trial"))
+    return replace(_answered(lines), rounds=rounds, trials=trials, gpu_share=evaluation.gpu_share)
 
 
 def read_answers(path: Path, key: str) -> Samples:
@@ -261,11 +264,6 @@ def _runs(lines: list[Line]) -> list[LoadSamples]:
             requests[line.of_run].append(line)
     runs = [LoadSamples(line, tuple(requests[line.of_run])) for line in lines if isinstance(line, LoadRun)]
     return sorted(runs, key=lambda run: run.run.number)
-
-
-def _load(runs: list[LoadSamples]) -> StartLoad:
-    rounds, trials = (tuple(run for run in runs if run.run.phase == phase) for phase in ("round", "trial"))
-    return StartLoad(rounds, trials)
 
 
 def export_answers(store: ModelStore) -> str:

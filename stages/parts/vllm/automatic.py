@@ -16,23 +16,25 @@ from scoring.capacity.kv_cache import cache_layout
 from scoring.capacity.memory import Demand, Layout, choose_layout, contradictions, left_out, rounded_context
 from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import explained, stored_bytes, with_stored
-from scoring.names import REFERENCE
+from scoring.names import REFERENCE, variant_of
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.formats import quantized_formats, storage_of, why_not_made
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import AskedServing, ReferenceServing, Serving
+from stages.parts.base.serving_settings import AskedServing, Recipe, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor, query_gpus
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
+from stages.parts.records.evaluation import grouped
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, serves_on_gpu
 from stages.parts.vllm.sizing import (
     CLIENT_BYTES,
     SERVER_BYTES,
     cpu_cache_rules,
     gpu_memory_bytes,
+    kv_value_bytes,
     memory_settings,
     shared_bytes,
     startup_s,
@@ -76,6 +78,8 @@ class Decided:
     """Those that can be made from the model, and the candidates."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why a variant can't be made from the model, or served with these settings."""
+    recipes_left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why a candidate can't be served on the GPUs of its recipe."""
     notes: tuple[str, ...] = ()
     weights_bytes: int = 0
     """Of the model in 16 bit; 0 if that is not known."""
@@ -178,6 +182,7 @@ def _decide(described: Description, required: Requirements, place: Place) -> Dec
         return _unplanned(required.serving, place, 0, note=f"nothing is planned: {why}")
     try:
         model = with_stored(read_architecture(described.config), described.parameters)
+        model = replace(model, kv_value_bytes=kv_value_bytes(required.serving.kv_cache_dtype))
         if place.accelerator:
             decided = _on_gpus(model, required, place, place.accelerator, described.model)
         else:
@@ -202,8 +207,13 @@ def _on_gpus(
 ) -> Decided:
     serving, demand, storages = required.serving, required.demand(model), required.storages(model)
 
-    def layout_of(variant: str, demand: Demand) -> Layout:
-        return choose_layout(model, storages[variant], accelerator, place.gpus, memory_settings(serving), demand)
+    def layout_of(variant: str, demand: Demand, gpus: int = place.gpus) -> Layout:
+        return choose_layout(model, storages[variant], accelerator, gpus, memory_settings(serving), demand)
+
+    def without_room(candidate: str, gpus: int) -> str:
+        given = replace(demand, context=layout.context, tensor_parallel_size=gpus)
+        too_many = f"it takes {gpus} GPUs, and one server may have {place.gpus}" if gpus > place.gpus else ""
+        return too_many or "; ".join(layout_of(variant_of(candidate), given).reasons)
 
     mistakes = list(contradictions(model, demand, storages.get(required.reference, SIXTEEN_BIT)))
     if demand.tensor_parallel_size and demand.tensor_parallel_size > place.gpus:
@@ -234,19 +244,44 @@ def _on_gpus(
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     served = [variant for variant in required.optimize.variants if not reasons[variant]]
     bytes_of = partial(required.bytes_of, model)
-    gpus, memory_bytes = size, gpu_memory_bytes(bytes_of(largest), size)
-    if asked and not asked.kept:
-        gpus = max(size, asked.tensor_parallel_size)
-        offloaded = asked.tensor_parallel_size * asked.cpu_offload_gib * GIB
-        memory_bytes = max(memory_bytes, gpu_memory_bytes(bytes_of(reference), gpus) + offloaded)
+    if size > 1 and serving.tensor_parallel_size == "auto":
+        # Each of two servers on half of the GPUs has half of the requests.
+        half = replace(demand, context=layout.context, concurrency=math.ceil(demand.concurrency / 2))
+        smaller = {variant: layout_of(variant, half, size // 2) for variant in served}
+        serving = serving.model_copy(update={"recipes": {**_on_fewer_gpus(smaller), **serving.recipes}})
+    pinned = _pinned(serving, size, layout.context, sum(map(bytes_of, served)), asked)
+    sizes = {name: pinned.of_candidate(name).tensor_parallel_size for name in pinned.candidates_of(served)}
+    gpus = max(each for each in (size, *sizes.values()) if each <= max(size, place.gpus))
+    gpus, memory_bytes = _needed(gpus, bytes_of(largest), asked, bytes_of(reference) if asked else 0)
     return Decided(
-        serving=_pinned(serving, size, layout.context, sum(map(bytes_of, served)), asked),
+        serving=pinned,
         gpus=gpus,
         memory_bytes=memory_bytes + CLIENT_BYTES,
         shared_bytes=shared_bytes(gpus),
         left_out={variant: "; ".join(reasons[variant]) for variant in required.optimize.variants if reasons[variant]},
+        recipes_left_out={name: why for name, own in sizes.items() if own != size and (why := without_room(name, own))},
         notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
     )
+
+
+def _needed(gpus: int, weights_bytes: int, asked: ReferenceServing | None, reference_bytes: int) -> tuple[int, int]:
+    """Count the GPUs, and estimate the bytes of memory, that a server on *gpus* and the reference's need."""
+    needed_bytes = gpu_memory_bytes(weights_bytes, gpus)
+    if asked is None or asked.kept:
+        return gpus, needed_bytes
+    gpus = max(gpus, asked.tensor_parallel_size)
+    offloaded_bytes = asked.tensor_parallel_size * asked.cpu_offload_gib * GIB
+    return gpus, max(needed_bytes, gpu_memory_bytes(reference_bytes, gpus) + offloaded_bytes)
+
+
+def _on_fewer_gpus(layouts: Mapping[str, Layout]) -> dict[str, Recipe]:
+    """Make the recipes by which the variants that fit are tried on fewer GPUs."""
+    fitting = {name: layout for name, layout in layouts.items() if not layout.reasons and layout.with_room}
+    sizes = grouped({name: f"{layout.tensor_parallel_size}" for name, layout in fitting.items()})
+    return {
+        f"tp{size}": Recipe(tensor_parallel_size=int(size), variants=tuple(names), optional=True)
+        for size, names in sizes.items()
+    }
 
 
 def _reference_elsewhere(

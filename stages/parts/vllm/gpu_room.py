@@ -22,7 +22,7 @@ from stages.parts.model.checkpoint import CONFIG, config_in, stated
 from stages.parts.model.published import storage_of_variant
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.automatic import place_here
-from stages.parts.vllm.sizing import memory_settings, places_weights_otherwise, why_not_planned
+from stages.parts.vllm.sizing import kv_value_bytes, memory_settings, places_weights_otherwise, why_not_planned
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,12 @@ class PlacedVariant:
             return fit(self.model, self.storage, self.accelerator, Parallelism(size), self.settings)
         return None
 
-    def fewest(self, below: int | None = None) -> int | None:
-        """Find the fewest of this machine's GPUs on which it fits, or of fewer than *below*."""
-        for size in powers_of_two(self.gpus if below is None else min(self.gpus, below - 1)):
+    def fewest(self) -> int | None:
+        """Find the fewest of this machine's GPUs on which it fits."""
+        for size in powers_of_two(self.gpus):
             if (fitted := self.on(size)) and surely_fits(fitted, self.settings):
                 return size
         return None
-
-
-def fewest_gpus(directory: Path, settings: Serving) -> int | None:
-    """Find the fewest GPUs on which the variant fits with the same settings otherwise, if those are fewer than in
-    *settings*; None also where nothing can be calculated, as without GPUs."""
-    variant = _placed(directory, settings)
-    return variant.fewest(settings.tensor_parallel_size) if variant else None
 
 
 def check_room(directory: Path, settings: Serving) -> None:
@@ -84,7 +77,8 @@ def _placed(directory: Path, settings: Serving) -> PlacedVariant | None:
             return None
         model = read_architecture(json.loads((directory / CONFIG).read_bytes()))
         # What config.json does not describe, such as the part for images, is in the files all the same.
-        model = replace(model, other=max(0, variant.weights_bytes - stored_bytes(model, storage)) // HALF)
+        other = max(0, variant.weights_bytes - stored_bytes(model, storage)) // HALF
+        model = replace(model, other=other, kv_value_bytes=kv_value_bytes(settings.kv_cache_dtype))
         needed = memory_settings(settings, settings.max_model_len or model.longest_context)
         return PlacedVariant(model, storage, place.accelerator, needed, place.gpus)
     return None

@@ -56,6 +56,11 @@ def memory_settings(serving: AskedServing, context: int = 0) -> MemorySettings:
     )
 
 
+def kv_value_bytes(dtype: str | None) -> int | None:
+    """Count the bytes of a key or value by ``kv_cache_dtype``; None: as of those that are computed."""
+    return {None: None, "auto": None, "bfloat16": 2}.get(dtype, 1)
+
+
 def cpu_cache_rules(model: Architecture) -> CacheRules:
     """Say how vLLM's CPU build divides the KV cache of a model on this machine."""
     here = processor()

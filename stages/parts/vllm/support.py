@@ -1,5 +1,5 @@
-"""Whether the installed vLLM serves a model here: whether it has a class for its architecture, serves LoRA adapters
-with it, and has a kernel for a variant's weights on this machine's processor or GPU."""
+"""Whether the installed vLLM serves a model here: whether it has a class for its architecture, takes LoRA adapters and
+recipes with it, and has a kernel for a variant's weights on this machine's processor or GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import contextlib
 import importlib.metadata
 import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.families import FAMILIES, read_architecture
@@ -17,13 +20,14 @@ from scoring.names import REFERENCE
 from stages.parts.base.errors import NotInstalled, UnusableModel
 from stages.parts.base.formats import FORMATS, Format, Kernel, why_failed
 from stages.parts.base.log import say
+from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import digest_of
 from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.adapter import Adapter, max_lora_rank
-from stages.parts.model.checkpoint import sees
+from stages.parts.model.checkpoint import config_in, sees
 from stages.parts.model.description import Description
 from stages.parts.model.published import PublishedFormat, format_of, preset_configuration, quantization_of
-from stages.parts.vllm.arguments import asked_once, installed_version, serves_on_gpu
+from stages.parts.vllm.arguments import asked_once, engine_arguments, installed_version, serves_on_gpu
 
 OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
 """What vLLM computes between the matrices of experts, where config.json says something else."""
@@ -354,3 +358,38 @@ def _unserved(configs: Mapping[str, dict[str, Any]], architectures: list[str]) -
         except (TypeError, ValueError) as error:
             reasons[name] = " ".join(str(error).split())
     return reasons
+
+
+def refused_recipes(serving: Serving, model: Path) -> dict[str, str]:
+    """Ask vLLM, which makes its own configuration of the arguments, why it refuses recipes for the model whose
+    config.json is in a directory. Its answer is kept for this version, hardware, config.json and arguments."""
+    recipes = {"": None, **serving.recipes}
+    arguments = {name: engine_arguments(serving.with_recipe(recipe), model) for name, recipe in recipes.items()}
+    key = digest_of([digest_of(hardware()), config_in(model), arguments])
+
+    def ask() -> dict[str, str]:
+        return {name: why for name, words in arguments.items() if (why := _refusal(["--model", str(model), *words]))}
+
+    refused = asked_once(f"recipes-{key}", ask) if serving.recipes else {}
+    return {} if "" in refused else refused  # the reason is none of a recipe
+
+
+def _refusal(arguments: list[str]) -> str:
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.attention.selector import get_attn_backend
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    try:
+        settings = EngineArgs.from_cli_args(parser.parse_known_args(arguments)[0]).create_engine_config()
+        served = settings.model_config
+        with set_current_vllm_config(settings):
+            if not served.is_attention_free:
+                dtype = settings.cache_config.cache_dtype
+                get_attn_backend(served.get_head_size(), served.dtype, dtype, use_mla=served.use_mla)
+    except (ValueError, NotImplementedError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # pydantic names the class first, and the input last.
+        return lines[1 if isinstance(error, ValidationError) else 0].removeprefix("Value error, ").split(" [type=")[0]
+    return ""

@@ -66,6 +66,7 @@ PUBLISHED = {
 }
 CONFIGS = PUBLISHED | {
     "tiny": CONFIG,
+    "predicting": CONFIG | {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1},
     "experts": EXPERTS,
     "narrow-experts": EXPERTS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1},
     "fused": EXPERTS,
@@ -339,3 +340,22 @@ def test_candidates_are_compared_and_those_with_a_kernel_are_fetched(stages: Sta
     refused = stages.run("check", "--model", "org/wide", "--settings", other, SLIPWAY_RUN="r1")
     assert refused.returncode == 13
     assert "candidate org/tiny is another model: hidden_size is 64, and the model's is 256" in refused.stderr
+
+
+def test_a_recipe_that_vllm_refuses_for_the_model_is_left_out_with_its_reason(stages: Stages) -> None:
+    recipes = {
+        "ngram": {"speculation": {"method": "ngram"}, "variants": ["fp16"]},
+        "mtp": {"speculation": {"method": "mtp", "num_speculative_tokens": 1}, "variants": ["fp16"]},
+        "kv-fp8": {"kv_cache_dtype": "fp8", "variants": ["int8"]},
+        "batches": {"max_num_batched_tokens": 64, "max_num_seqs": 128, "variants": ["int8"]},
+    }
+    given = ("--serving", json.dumps({"recipes": recipes}))
+    outputs = checked(stages, AVX2, *given)
+    assert outputs["variants"] == "fp16,fp16+ngram,int8,int8+kv-fp8"
+    assert outputs["left-out"].splitlines()[2:] == [
+        "fp16+mtp: Unsupported speculative method: 'mtp'",
+        "int8+batches: max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (128).",
+    ]
+    recorded = json.loads((stages.store / "org--tiny/runs/r1/outcomes/check-fp16+mtp.json").read_text())
+    assert (recorded["result"], recorded["hint"].split(",")[0]) == ("left out", "leave it out of serving.recipes")
+    assert checked(stages, AVX2, *given, model="predicting")["variants"].startswith("fp16,fp16+ngram,fp16+mtp,int8")

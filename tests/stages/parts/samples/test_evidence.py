@@ -68,6 +68,17 @@ def test_where_rates_were_tried_the_throughput_of_a_start_is_its_capacity() -> N
     assert np.exp(found[0, :, 1]) == pytest.approx([20 * 8, 100.0])
 
 
+def test_a_server_on_half_of_the_gpus_counts_twice_and_is_sent_half_of_the_requests() -> None:
+    whole = samples(block(0, 100.0))
+    halved = replace(whole, gpu_share=0.5)
+    assert np.exp(speeds([whole, halved])[0, :, 1]) == pytest.approx([100.0, 200.0])
+    (load,) = whole.rounds
+    sent = replace(whole, rounds=(replace(load, run=load.run.model_copy(update={"rate_per_s": 8.0})),))
+    assert [half.run.rate_per_s for half in sent.on(0.5).rounds] == [4.0]
+    assert [twice.run.rate_per_s for twice in replace(sent, gpu_share=0.5).on(1.0).rounds] == [16.0]
+    assert whole.on(0.5).rounds == whole.rounds  # as many in flight as the workload says
+
+
 def test_a_variant_that_is_not_measured_any_more_has_no_speed_in_further_blocks() -> None:
     found = speeds([samples(block(0, 10.0), block(1, 10.0)), samples(block(0, 20.0))])
     assert np.isnan(found[1, 1]).all()

@@ -101,6 +101,22 @@ def test_a_70b_on_80_gb_cards_needs_no_setting() -> None:
         assert decided.shared_bytes == 2 * (1 + size) * GIB
 
 
+def test_what_fits_on_fewer_gpus_is_tried_there_unless_their_number_is_given() -> None:
+    def fewer(place: Place, **serving: Any) -> dict[str, tuple[int | None, tuple[str, ...] | None]]:
+        recipes = published("llama-3.1-70b", place, asked(**serving)).serving.recipes
+        return {name: (recipe.tensor_parallel_size, recipe.variants) for name, recipe in recipes.items()}
+
+    assert fewer(on("h100")) == {"tp2": (2, ("awq", "gptq", "int8"))}  # with as long a context
+    shorter = {"max_model_len": 8192}
+    assert fewer(on("h100"), **shorter) == {"tp1": (1, ("awq", "gptq")), "tp2": (2, ("int8",))}
+    assert fewer(on("h100"), tensor_parallel_size=4, **shorter) == {}
+    own = {"tp2": {"tensor_parallel_size": 2, "variants": ["awq"]}}
+    assert fewer(on("h100"), recipes=own)["tp2"] == (2, ("awq",))
+    with_recipes = asked(recipes={"wide": {"tensor_parallel_size": 8}, "wider": {"tensor_parallel_size": 16}})
+    assert published("llama-3.1-70b", on("h100"), with_recipes).gpus == 8
+    assert published("llama-3.1-8b", on("h100")).serving.recipes == {}
+
+
 def test_an_8b_on_an_l4_gets_as_long_a_context_as_fits_it() -> None:
     serving = published("llama-3.1-8b", on("l4")).serving
     assert (serving.tensor_parallel_size, serving.max_model_len) == (1, 21_248)

@@ -19,6 +19,7 @@ from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
 from stages.rollout.kserve import knative
 from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.llm import llm_service
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import (
     ISVCS,
@@ -159,22 +160,23 @@ def test_a_release_is_served_with_what_it_was_measured_with_unless_the_settings_
     assert limits == {"nvidia.com/gpu": "4", "memory": "64Gi"}
 
 
-def test_a_release_that_is_cheaper_on_fewer_gpus_asks_for_so_many(tmp_path: Path) -> None:
-    at = dataclasses.replace(endpoint(tmp_path), serving=AskedServing())
-    measured = engine(None).model_dump(mode="json") | {"arguments": ["--tensor-parallel-size", "4"], "ready_s": 100.0}
-    fewer = {**measured, "arguments": ["--tensor-parallel-size", "2", "--max-model-len", "4096"], "ready_s": 400.0}
-    (at.store.releases / FIRST).mkdir(parents=True)
-    for against, gpus, ready_s in (([], "2", 1200), (["it is not cheaper"], "4", 900)):
-        layout = {"tensor_parallel_size": 2, "against": against, "engine": fewer}
-        (at.store.releases / FIRST / METRICS).write_text(json.dumps({"engine": measured, "layout": layout}))
+def test_a_release_is_served_by_the_recipe_that_it_was_measured_with(tmp_path: Path) -> None:
+    recipe = {"tensor_parallel_size": 1, "speculation": {"method": "ngram"}, "kv_cache_dtype": "fp8"}
+    measured = engine(None).model_dump(mode="json") | {"arguments": ["--max-model-len", "4096"], "ready_s": 400.0}
+    for settings in (AskedServing(), AskedServing(tensor_parallel_size=4)):
+        at = dataclasses.replace(endpoint(tmp_path), serving=settings)
+        (at.store.releases / FIRST).mkdir(parents=True, exist_ok=True)
+        (at.store.releases / FIRST / METRICS).write_text(json.dumps({"engine": measured, "recipe": recipe}))
         model = predictor(at, FIRST)["model"]
-        assert (
-            model["resources"]["limits"]["nvidia.com/gpu"] == model["resources"]["requests"]["nvidia.com/gpu"] == gpus
-        )
-        assert f" --tensor-parallel-size {gpus} " in f" {' '.join(model['args'])} "
-        assert at.serving_of(FIRST).startup_timeout_s == ready_s
-    number = dataclasses.replace(at, serving=AskedServing(tensor_parallel_size=8))
-    assert predictor(number, FIRST)["model"]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        assert model["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        (server,) = llm_service(at, FIRST, "edge/public", "host.example.com", scheduler=False)["spec"]["template"][
+            "containers"
+        ]
+        for arguments in (" ".join(model["args"]), " ".join(server["args"])):
+            assert "--tensor-parallel-size" not in arguments
+            assert (
+                '--kv-cache-dtype fp8 --speculative-config {"method":"ngram","num_speculative_tokens":4}' in arguments
+            )
 
 
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:

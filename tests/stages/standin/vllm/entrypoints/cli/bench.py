@@ -54,7 +54,7 @@ def behaviour_of(model: Path, name: str) -> dict[str, Any]:
     path = model / "behaviour.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     fewer = found.pop("on_fewer_gpus", {})
-    return {**found, **(fewer if "-tp" in name else {})}
+    return {**found, **(fewer if "+tp" in name else {})}
 
 
 def noted(what: str, name: str, number: int) -> int:

@@ -1,4 +1,4 @@
-"""On how few GPUs a variant fits, by its directory, for published models on GPUs of the catalogue."""
+"""Whether a variant in a directory fits on the GPUs that it is to be served on, for published models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import stored_bytes
-from scoring.units import MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.formats import storage_of
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.records.variant import VARIANT
 from stages.parts.vllm import gpu_room as room
-from stages.parts.vllm.gpu_room import check_room, fewest_gpus
+from stages.parts.vllm.gpu_room import check_room
 from tests.samples import base, variant
 from tests.stages.parts.vllm.test_automatic import CPU, PUBLISHED, on
 
@@ -29,14 +28,14 @@ Made = Callable[..., Path]
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """The directory of a variant of a published model, on a machine with so many of these GPUs; none: without."""
 
-    def make(name: str, gpu: str = "h100", gpus: int = 4, model: str = "llama-3.1-70b", more: int = 0) -> Path:
+    def make(name: str, gpu: str = "h100", gpus: int = 4, model: str = "llama-3.1-70b") -> Path:
         monkeypatch.setattr(room, "place_here", lambda _: on(gpu, gpus) if gpus else CPU)
         monkeypatch.setattr(room, "query_gpus", lambda _: [])
-        store = ModelStore(tmp_path / f"{gpu}-{gpus}-{model}-{more}", "org/name")
+        store = ModelStore(tmp_path / f"{gpu}-{gpus}-{model}", "org/name")
         record, config = variant(store, name, base(store)), PUBLISHED[model]["config"]
         architecture = read_architecture(config)
         size = stored_bytes(architecture, storage_of(name, 128))
-        record.model_copy(update={"weights_bytes": size + more}).write(store.optimized(name) / VARIANT)
+        record.model_copy(update={"weights_bytes": size}).write(store.optimized(name) / VARIANT)
         (store.optimized(name) / "config.json").write_text(json.dumps(config))
         return store.optimized(name)
 
@@ -47,37 +46,10 @@ def serving(size: int = 4, **changes: Any) -> Serving:
     return Serving(tensor_parallel_size=size, max_model_len=8192, **changes)
 
 
-def test_a_70b_needs_four_h100_in_16_bits_and_one_in_4(made: Made) -> None:
-    assert fewest_gpus(made("awq"), serving()) == 1
-    assert fewest_gpus(made("awq", gpus=2), serving(2)) == 1
-    assert fewest_gpus(made("awq", gpu="l40s"), serving()) == 2
-
-
-def test_nothing_smaller_is_looked_for_than_what_is_served(made: Made) -> None:
-    assert fewest_gpus(made("awq"), serving(1)) is None
-    assert fewest_gpus(made("awq", gpu="l4", gpus=8), serving(2)) is None
-
-
-def test_the_pinned_length_has_to_fit_too(made: Made) -> None:
-    directory = made("awq")
-    assert fewest_gpus(directory, serving().model_copy(update={"max_model_len": 131_072})) == 2
-    assert fewest_gpus(directory, serving().model_copy(update={"max_model_len": None})) == 2  # the model's own: as long
-
-
-def test_weights_that_the_configuration_does_not_describe_count(made: Made) -> None:
-    assert fewest_gpus(made("awq", more=40_000 * MIB), serving()) == 2
-
-
-def test_without_gpus_or_with_other_arguments_nothing_is_calculated(made: Made) -> None:
-    assert fewest_gpus(made("awq", gpus=0), serving()) is None
-    assert fewest_gpus(made("awq"), serving(extra_arguments=("--cpu-offload-gb", "2"))) is None
-
-
 def test_a_model_whose_cache_cannot_be_calculated_is_only_refused_for_its_weights(made: Made) -> None:
     directory = made("fp16", model="jamba-v0.1")
     config = PUBLISHED["jamba-v0.1"]["config"] | {"attn_layer_period": 100, "attn_layer_offset": 99}
     (directory / "config.json").write_text(json.dumps(config))
-    assert fewest_gpus(directory, serving()) is None
     check_room(directory, serving(1))
 
 
