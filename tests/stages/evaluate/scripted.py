@@ -34,7 +34,11 @@ def scripted(right: int, script: Callable[[Asked, bool], Said]) -> Answering:
         with lock:
             left[0] -= 1
             be_right = left[0] >= 0
-        return 200, {"choices": [{"index": 0} | script(asked, be_right)]}
+        choice = script(asked, be_right)
+        return 200, {
+            "choices": [{"index": 0} | choice],
+            "usage": {"completion_tokens": len(json.dumps(choice).split())},
+        }
 
     return Answering(answer)
 

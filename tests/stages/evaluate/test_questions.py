@@ -75,6 +75,7 @@ def test_a_task_s_score_is_the_share_of_right_answers(tmp_path: Path, task: str,
     assert sum(each.correct for each in items) == right
     assert [each.doc_id for each in items] == list(range(QUESTIONS))
     assert len({each.doc_hash for each in items}) == QUESTIONS
+    assert all(each.tokens for each in items), "the server's own count of each answer"
 
 
 def test_calls_that_the_server_finds_count_like_those_that_stay_in_the_text(tmp_path: Path) -> None:
