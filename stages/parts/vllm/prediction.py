@@ -6,7 +6,7 @@ import contextlib
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scoring.capacity.accelerator import Accelerator
@@ -24,7 +24,7 @@ from stages.parts.model.published import storage_of_variant
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.arguments import GPU_ARGUMENT, value_of
-from stages.parts.vllm.sizing import cpu_cache_rules
+from stages.parts.vllm.sizing import cpu_cache_rules, kv_value_bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def predict(
     if variant.published:  # a plan knows the sizes of published files
         storage = explained(model, storage, variant.weights_bytes)
     weights = stored_bytes(model, storage)
+    model = replace(model, kv_value_bytes=kv_value_bytes(value_of(arguments, "--kv-cache-dtype")))
     settings = MemorySettings(
         context=int(value_of(arguments, "--max-model-len") or model.longest_context),
         utilization=float(value_of(arguments, GPU_ARGUMENT) or MemorySettings.utilization),
@@ -95,7 +96,7 @@ def predict(
 def calibrations(root: Path, accelerators: Mapping[str, Accelerator]) -> dict[str, SpeedCalibration]:
     """Compare measured times with predicted ones, by type of GPU: the geometric means over a store's evaluations.
 
-    Models that can't be sized and damaged documents are left out.
+    Models that can't be sized, what speculation speeds up, and damaged documents are left out.
     """
     ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for evaluation, prediction in _predicted(root, accelerators):
@@ -122,6 +123,8 @@ def _predicted(root: Path, accelerators: Mapping[str, Accelerator]) -> Iterator[
             with contextlib.suppress(SlipwayError, NotSizeable):
                 evaluation, variant = Evaluation.read(path), Variant.read(store.optimized(path.stem) / VARIANT)
                 if not (evaluation and variant and evaluation.hardware.gpus):
+                    continue
+                if "--speculative-config" in evaluation.engine.arguments:
                     continue
                 model = model or sized(store)
                 directory = store.optimized(path.stem)

@@ -363,8 +363,11 @@ def _unserved(configs: Mapping[str, dict[str, Any]], architectures: list[str]) -
 def refused_recipes(serving: Serving, model: Path) -> dict[str, str]:
     """Ask vLLM, which makes its own configuration of the arguments, why it refuses recipes for the model whose
     config.json is in a directory. Its answer is kept for this version, hardware, config.json and arguments."""
-    recipes = {"": None, **serving.recipes}
-    arguments = {name: engine_arguments(serving.with_recipe(recipe), model) for name, recipe in recipes.items()}
+    arguments = {}
+    for name, recipe in {"": None, **serving.recipes}.items():
+        # This pod may have fewer GPUs than the one that measures.
+        settings = serving.with_recipe(recipe).model_copy(update={"tensor_parallel_size": 1})
+        arguments[name] = engine_arguments(settings, model)
     key = digest_of([digest_of(hardware()), config_in(model), arguments])
 
     def ask() -> dict[str, str]:
@@ -380,7 +383,7 @@ def _refusal(arguments: list[str]) -> str:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.selector import get_attn_backend
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
     try:
         settings = EngineArgs.from_cli_args(parser.parse_known_args(arguments)[0]).create_engine_config()
         served = settings.model_config
@@ -388,8 +391,10 @@ def _refusal(arguments: list[str]) -> str:
             if not served.is_attention_free:
                 dtype = settings.cache_config.cache_dtype
                 get_attn_backend(served.get_head_size(), served.dtype, dtype, use_mla=served.use_mla)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
     except (ValueError, NotImplementedError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        # pydantic names the class first, and the input last.
-        return lines[1 if isinstance(error, ValidationError) else 0].removeprefix("Value error, ").split(" [type=")[0]
+        return str(error).strip().splitlines()[0]
+    except (Exception, SystemExit) as error:
+        say(f"vLLM does not tell whether it takes {' '.join(arguments)}: {error!r}")
     return ""
