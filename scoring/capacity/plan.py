@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -93,6 +93,8 @@ class PlanRequest:
     targets: Targets = field(default_factory=Targets)
     calibrations: Mapping[str, SpeedCalibration] = field(default_factory=dict)
     """Calibrations by the name of the accelerator."""
+    untried: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Variants that are not tried on an accelerator, by its name."""
 
 
 def options(request: PlanRequest) -> list[Option]:
@@ -102,7 +104,8 @@ def options(request: PlanRequest) -> list[Option]:
     stands in for the cost.
     """
     pairs = itertools.product(request.formats, request.accelerators)
-    every = (option for variant, name in pairs for option in _layouts(request, variant, name))
+    tried = ((variant, name) for variant, name in pairs if variant not in request.untried.get(name, ()))
+    every = (option for variant, name in tried for option in _layouts(request, variant, name))
     return sorted(every, key=lambda option: _order(request, option))
 
 
