@@ -36,6 +36,8 @@ from stages.parts.model.checkpoint import why_not_quantized
 from tests.models.servable import KINDS, publish
 from tests.stages.optimize.tiny import acquire, words
 
+VARIANTS: Final = ("fp16", "awq", "gptq", "int8")
+"""The variants that are proven with every family, unless others are named."""
 RECORD: Final = Path(__file__).with_name("proven.json")
 FOLDER: Final = Path(os.environ.get("SLIPWAY_PROOFS", "/tmp/slipway-proofs"))
 LONGEST_S: Final = 240
@@ -234,7 +236,7 @@ def main(step: str, *named: str) -> None:
     os.environ |= four_bit.environment() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     kinds = [name for name in named if name in KINDS]
     if step == "make":
-        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(Optimize().variants))
+        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(VARIANTS))
         return
     prepare_serving()
     for kind in kinds or KINDS:

@@ -93,8 +93,8 @@ class Format:
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
     scheme: str = ""
     """Its preset in compressed-tensors, if vLLM is asked for its kernels as of a published checkpoint."""
-    choose_for_experts: Callable[[Any], object] | None = None
-    """Lets vLLM choose its kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
+    choose_for_experts: Callable[[Any], Any] | None = None
+    """Lets vLLM choose its backend and kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
     NotImplementedError if it has none. None if it need not be asked."""
 
 

@@ -13,9 +13,11 @@ import pytest
 
 from pipeline.settings.config import load
 from stages.parts.base.errors import NotInstalled
+from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.machine.hardware import processor
+from stages.parts.machine.hardware_table import hardware_table, kind_of
 from tests.extras import need
 from tests.hub import HubServer
 from tests.hub.models import Stages, tiny_model
@@ -240,9 +242,34 @@ def test_formats_that_vllm_lacks_or_only_emulates_are_left_out_by_name_before_th
         "mxfp4: vLLM's CPU build has no mxfp4 kernel",
         "nvfp4a16: vLLM's CPU build has no nvfp4a16 kernel",
     ]
+    table = hardware_table()["cpu-avx512" if here.avx512 else "cpu-avx2"]
+    assert kernel in table.left_out["fp8"].why, "configs/hardware names another kernel than vLLM"
+    assert {*new} <= table.left_out.keys()
     allowed = Optimize(variants=("fp16", *new), allow_fallback=True).model_dump_json()
     assert stages.run("check", "--model", "org/wide", "--settings", allowed, **given).returncode == 0
     assert (stages.folder / "outputs" / "variants").read_text() == "fp16,fp8"
+
+
+def test_auto_tries_what_the_table_says_of_this_processor_and_says_why_not_the_others(stages: Stages) -> None:
+    kind = kind_of(None, processor())
+    assert kind is not None
+    for variants, tried in (
+        (("auto",), [*kind.first]),
+        (("auto", "awq", "-int8"), [*kind.first.keys() - {"int8"}, *(["awq"] if "awq" in kind.also else [])]),
+    ):
+        settings = Optimize(variants=variants).model_dump_json()
+        given = {"SLIPWAY_RUN": f"r{len(variants)}", "XDG_CACHE_HOME": str(stages.folder)}
+        ended = stages.run("check", "--model", "org/wide", "--settings", settings, **given)
+        assert ended.returncode == 0, ended.stderr
+        outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
+        assert sorted(outputs["variants"].split(",")) == sorted(["fp16", *tried])
+        assert {name for name in quantized_formats() if outputs[name] == "true"} == {*tried}
+    assert [name for name in FORMATS if f"{name}: " in outputs["left-out"]] == [
+        name for name in quantized_formats() if name not in (*tried, "int8", "awq" * (not kind.also))
+    ]
+    fp8 = "fp8: vLLM computes it with ChannelWiseTorchFP8ScaledMMLinearKernel, a slow stand-in, without AMX-FP8"
+    assert fp8 in outputs["left-out"].splitlines()
+    assert f"fp8 not tried: {fp8.removeprefix('fp8: ')}" in ended.stderr.splitlines()
 
 
 def test_experts_in_one_tensor_are_left_out_by_the_tensor_s_name(stages: Stages) -> None:
