@@ -162,8 +162,8 @@ def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
 
 def test_recipes_are_planned_by_their_cache_and_gpus(hub: HubServer) -> None:
     recipes = "serving.recipes={kv-fp8: {kv_cache_dtype: fp8, variants: [fp16]}, tp8: {tensor_parallel_size: 8}}"
-    more = ("--gpu", "h100", "--context", "8192", "--set", recipes, "--set", "serving.max_model_len=8192")
-    more += ("--set", "optimize.variants=[fp16, awq, gptq, int8]")
+    settings = (recipes, "serving.max_model_len=8192", "optimize.variants=[fp16, awq, gptq, int8]")
+    more = ("--gpu", "h100", "--context", "8192", *(word for each in settings for word in ("--set", each)))
     found = document(hub, "org/llama-3.1-70b", *more)
     rows = {(each["variant"], each["tensor_parallel_size"]): each for each in found["options"]}
     plain, halved = rows["fp16", 4], rows["fp16+kv-fp8", 4]
