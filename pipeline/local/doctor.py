@@ -16,6 +16,7 @@ from scoring.units import GIB
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
+from stages.parts.machine.environment import ENVIRONMENTS, Environment
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
@@ -38,6 +39,7 @@ def check_machine(config: RunConfig, store: Path) -> dict[str, Finding]:
     return {
         "Python": ok(platform.python_version()),
         **{package: _package(package) for package in PACKAGES},
+        **{each.name: _environment(each) for each in ENVIRONMENTS.values()},
         "processor": describe(processor()),
         **_resources(MachineResources.of_this_machine()),
         "C++ compiler": _compiler(config.serving.enforce_eager),
@@ -81,6 +83,16 @@ def _version(package: str) -> str | None:
 def _package(name: str) -> Finding:
     version = _version(name)
     return ok(version) if version else missing("not installed", "make install")
+
+
+def _environment(environment: Environment) -> Finding:
+    """Say whether an environment of its own is there. A run makes it when it first needs it."""
+    if environment.is_here:
+        return ok(f"{environment.version(environment.package)}, in this environment")
+    if not environment.lock.exists():
+        return warning("not in this installation", "use a checkout, or its image")
+    made = "in" if environment.directory.exists() else "not made yet; its first use makes"
+    return ok(f"{environment.version(environment.package)}, {made} {environment.directory}")
 
 
 def _resources(machine: MachineResources) -> dict[str, Finding]:
