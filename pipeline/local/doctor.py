@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -87,12 +88,12 @@ def _package(name: str) -> Finding:
 
 def _environment(environment: Environment) -> Finding:
     """Say whether an environment of its own is there. A run makes it when it first needs it."""
-    if environment.is_here:
-        return ok(f"{environment.version(environment.package)}, in this environment")
-    if not environment.lock.exists():
-        return warning("not in this installation", "use a checkout, or its image")
-    made = "in" if environment.directory.exists() else "not made yet; its first use makes"
-    return ok(f"{environment.version(environment.package)}, {made} {environment.directory}")
+    try:
+        made = "in" if environment.is_here or environment.directory.exists() else "not made yet; its first use makes"
+        directory = sys.prefix if environment.is_here else environment.directory
+        return ok(f"{environment.version(environment.package)}, {made} {directory}")
+    except SlipwayError as error:
+        return warning(str(error), error.hint)
 
 
 def _resources(machine: MachineResources) -> dict[str, Finding]:

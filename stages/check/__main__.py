@@ -131,10 +131,11 @@ def _without_kernels(
                 dtype,
                 group_size=optimize.group_size,
                 allow_fallback=optimize.allow_fallback,
+                lora=lora,
             )
     for name, model in described.all.items():
         if model.form.method and name in decided.variants:
-            unserved[name] = missing_for_published(model.form, model.config, dtype)
+            unserved[name] = missing_for_published(model.form, model.config, dtype, lora=lora)
     return {name: why for name in decided.variants if (why := unserved.get(name))}
 
 

@@ -19,9 +19,7 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
-from stages.optimize.gptqmodel_job import BITS
-from stages.optimize.job import KIND
-from stages.optimize.job_process import calibration_of, quantize_apart
+from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibration_of, quantize_apart
 from stages.optimize.language_part import LanguagePart
 from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.errors import QuantizationFailed
@@ -32,6 +30,9 @@ from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
 from stages.parts.model.corpora import read_documents
 from stages.parts.model.safetensors import FLOATS, Tensor, read_header
 
+BITS: Final = 4
+BATCH: Final = 4
+"""Sequences that run through a layer together. More sequences need more memory and are hardly faster."""
 GROUP_SIZES: Final = (128, 64, 32)
 WIDTH: Final = 4096
 PACK_BITS: Final = 32
@@ -82,9 +83,9 @@ class FourBit:
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
         return quantize_apart(
-            "stages.optimize.gptqmodel_job",
             *(settings, base, target, partial(take, target=target, base=base)),
             name=self.method,
+            quantize=f"{__name__}:quantize",
             method=self.method,
             symmetric=self.symmetric,
             group_size=settings.group_size,
@@ -97,6 +98,36 @@ class FourBit:
         group_size = parameters["group_size"]
         check_stated(stated, {"quant_method": self.method, "bits": bits, "group_size": group_size})
         return bits
+
+
+def quantize(job: QuantizationJob, examples: Examples) -> None:
+    """Quantize with GPTQModel, in a process of its own."""
+    import torch
+    from gptqmodel import BACKEND, GPTQModel
+
+    dtype = getattr(torch, job.dtype)
+    model = GPTQModel.load(str(job.source), quantize_config(job), dtype=dtype, trust_remote_code=False)
+    # AWQ_TORCH only packs, on every device. AUTO selects a kernel that needs nvcc and refuses a CPU.
+    backend = BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO
+    model.quantize(examples, batch_size=BATCH, backend=backend)
+    model.save(str(job.folder / SAVED))
+
+
+def quantize_config(job: QuantizationJob) -> Any:
+    """GPTQ: Frantar et al., https://arxiv.org/abs/2210.17323. AWQ: Lin et al., https://arxiv.org/abs/2306.00978."""
+    from gptqmodel import QuantizeConfig
+    from gptqmodel.quantization import FORMAT, METHOD
+
+    method = {"awq": (METHOD.AWQ, FORMAT.GEMM), "gptq": (METHOD.GPTQ, FORMAT.GPTQ)}[job.method]
+    return QuantizeConfig(
+        bits=BITS,
+        group_size=job.group_size,
+        sym=job.symmetric,
+        desc_act=False,
+        method=method[0],
+        format=method[1],
+        offload_to_disk_path=str(job.folder / "offload"),
+    )
 
 
 def first_misfit(base: Base, group_size: int) -> str:

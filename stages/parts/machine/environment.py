@@ -42,7 +42,10 @@ class Environment:
 
     @property
     def lock(self) -> Path:
-        return ROOT / f"requirements-{self.name}.lock"
+        """Raises: NotInstalled: this installation has none."""
+        if not (lock := ROOT / f"requirements-{self.name}.lock").exists():
+            raise NotInstalled(f"{self.package} is not installed, and there is no {lock}", hint="run in a checkout")
+        return lock
 
     @property
     def directory(self) -> Path:
@@ -59,10 +62,6 @@ class Environment:
         """Return its interpreter. It is made now if it is not there. Raises: NotInstalled: it can't be made."""
         if self.is_here:
             return sys.executable
-        if not self.lock.exists():
-            raise NotInstalled(
-                f"{self.package} is not installed, and there is no {self.lock}", hint="run in a checkout"
-            )
         python = self.directory / "bin" / "python"
         if not python.exists():
             with exclusive(self.directory.parent / f"{self.name}.lock", f"the environment of {self.name}"):

@@ -100,32 +100,42 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
-def missing_for_published(form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto") -> str:
-    """Let vLLM build the layers of a published model, without memory for the weights, and say why it can't; empty if it
-    can. Its answer is kept for this version, hardware and config.json."""
+def missing_for_published(
+    form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto", *, lora: bool = False
+) -> str:
+    """Let vLLM build the layers of a published model, with *lora* for adapters, without memory for the weights, and say
+    why it can't; empty if it can. Its answer is kept for this version, hardware and config.json."""
     if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor())):
         return why
-    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype])}"
-    return asked_once(name, lambda: {"missing": _unbuildable(form, config, dtype)})["missing"]
+    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype, *(['lora'] if lora else [])])}"
+    return asked_once(name, lambda: {"missing": _unbuildable(form, config, dtype, lora=lora)})["missing"]
 
 
 def missing_for_preset(
-    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool
+    scheme: str,
+    config: Mapping[str, Any],
+    dtype: str = "auto",
+    *,
+    group_size: int,
+    allow_fallback: bool,
+    lora: bool = False,
 ) -> str:
-    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors; empty if it can.
-    Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
+    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors, with *lora* and
+    adapters; empty if it can. Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
 
     def ask() -> dict[str, str]:
         made = {**config, "quantization_config": preset_configuration(scheme, group_size=group_size)}
         form = format_of(made)
         on_cpu = "" if serves_on_gpu() else form.missing_on_cpu(made, processor())
-        return {"missing": on_cpu or _unbuildable(form, made, dtype, allow_fallback=allow_fallback)}
+        return {"missing": on_cpu or _unbuildable(form, made, dtype, allow_fallback=allow_fallback, lora=lora)}
 
-    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback]
+    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback, lora]
     return asked_once(f"kernels-{digest_of(asked)}", ask)["missing"]
 
 
-def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, allow_fallback: bool = True) -> str:
+def _unbuildable(
+    form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, allow_fallback: bool = True, lora: bool = False
+) -> str:
     import torch
     from vllm import distributed
     from vllm.config import VllmConfig, set_current_vllm_config
@@ -161,10 +171,12 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str, *
                 if not allow_fallback and (kernel := _fallback(built)):
                     return f"vLLM computes {form.name} here with {kernel}, which is slow; {FALLBACK_HINT}"
             if experts := experts_of(config):
-                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
+                shape = (
+                    f"{experts.total} experts of {experts.hidden} × {experts.width}{' with adapters' if lora else ''}"
+                )
                 module = RoutedExperts.__new__(RoutedExperts)
                 torch.nn.Module.__init__(module)
-                module.moe_config = _described(experts, computed)
+                module.moe_config = _described(experts, computed, lora=lora)
                 module.layer_name = "model.layers.1.mlp.experts"
                 for part in ("gate", "up", "down"):
                     setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
