@@ -139,11 +139,11 @@ def _without_kernels(
     for name in decided.variants if not described.form.method else ():
         if name in FORMATS and (scheme := FORMATS[name].scheme):
             unserved[name] = missing_for_preset(
-                scheme, described.config, dtype, group_size=optimize.group_size, allow_fallback=allow
+                scheme, described.config, dtype, group_size=optimize.group_size, allow_fallback=allow, lora=lora
             )
     for name, model in described.all.items():
         if model.form.method and name in decided.variants:
-            unserved[name] = missing_for_published(model.form, model.config, dtype, allow_fallback=allow)
+            unserved[name] = missing_for_published(model.form, model.config, dtype, allow_fallback=allow, lora=lora)
     return {name: why for name in decided.variants if (why := unserved.get(name))}
 
 

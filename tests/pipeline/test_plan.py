@@ -117,7 +117,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "a100-80": ("gptq", "int8"),
     "h100": ("gptq", "fp8"),
     "h200": ("gptq", "fp8"),
-    "b200": ("fp8", "mxfp4"),
+    "b200": ("fp8", "nvfp4"),
     "mi300x": ("fp8",),
 }
 """What the sources of configs/hardware name first: llm-compressor's guide to schemes, and a cookbook for ROCm."""
@@ -137,10 +137,10 @@ def test_auto_names_the_candidates_of_each_card_and_why_not_the_others(hub: HubS
     assert "int8 is not tried on b200: vLLM has no int8 kernel for Blackwell, and fp8 takes its place" in said
     adds = "others come first, and optimize.variants=[auto, gptq] adds it"
     assert f"gptq is not tried on b200: 4-bit weights, without arithmetic in 4 bit; {adds}" in said
-    changed = document(hub, "org/llama-3.1-8b", "--gpu", "b200", "--set", "optimize.variants=[auto, gptq, -mxfp4]")
+    changed = document(hub, "org/llama-3.1-8b", "--gpu", "b200", "--set", "optimize.variants=[auto, gptq, -nvfp4]")
     (run, *_) = changed["automatic"]
     assert run["candidates"] == ["fp16", "gptq", "fp8"]
-    assert run["untried"].keys() == {"awq", "fp8-block", "int8", "nvfp4a16"}
+    assert run["untried"].keys() == {"awq", "fp8-block", "int8", "mxfp4", "nvfp4a16", "w4a16", "w8a8"}
     listed = plan(hub, "org/llama-3.1-8b", "--gpu", "b200", "--set", "optimize.variants=[fp16, awq]").stdout
     assert " tried on " not in listed
     assert "auto tries" not in listed

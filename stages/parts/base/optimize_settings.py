@@ -19,7 +19,7 @@ WITHOUT: Final = "-"
 
 
 class Calibration(Settings):
-    """The text from which AWQ and GPTQ compute their scales."""
+    """The text from which awq, gptq, w4a16, w8a8 and nvfp4 compute their scales."""
 
     text: str = "python-docs"
     """A name in ``configs/calibration/``, or a path to a .txt file (documents separated by form feeds or, if it has
@@ -42,7 +42,7 @@ class Optimize(Settings):
     candidates: tuple[str, ...] = ()
     """Checkpoints of the same model on the Hub that are measured, too: ``org/name`` or ``org/name@revision``."""
     group_size: Literal[32, 64, 128] = DEFAULT_GROUP_SIZE
-    """Weights that share one scale in awq and gptq. It must divide the input widths of the layers. 32 is the most exact
+    """Weights that share one scale in awq, gptq and w4a16. It must divide the layers' inputs. 32 is the most exact
     and largest."""
     calibration: Calibration = Calibration()
     make_unservable: bool = False

@@ -110,37 +110,43 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
 
 
 def missing_for_published(
-    form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto", *, allow_fallback: bool
+    form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto", *, allow_fallback: bool, lora: bool = False
 ) -> str:
-    """Let vLLM build the layers of a published model, without memory for the weights, and say why it can't; empty if it
-    can. Unless *allow_fallback*, an emulation does not count as a kernel for experts. Its answer is kept for this
-    version, hardware and config.json."""
+    """Let vLLM build the layers of a published model, with *lora* for adapters, without memory for the weights, and say
+    why it can't; empty if it can. Unless *allow_fallback*, an emulation does not count as a kernel for experts. Its
+    answer is kept for this version, hardware and config.json."""
     if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor())):
         return why
-    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype, allow_fallback])}"
-    asked = partial(_unbuildable, form, config, dtype, slow_layers=True, slow_experts=allow_fallback)
+    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype, allow_fallback, lora])}"
+    asked = partial(_unbuildable, form, config, dtype, slow_layers=True, slow_experts=allow_fallback, lora=lora)
     return asked_once(name, lambda: {"missing": asked()})["missing"]
 
 
 def missing_for_preset(
-    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool
+    scheme: str,
+    config: Mapping[str, Any],
+    dtype: str = "auto",
+    *,
+    group_size: int,
+    allow_fallback: bool,
+    lora: bool = False,
 ) -> str:
-    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors; empty if it can.
-    Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
+    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors, with *lora* and
+    adapters; empty if it can. Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
 
     def ask() -> dict[str, str]:
         made = {**config, "quantization_config": preset_configuration(scheme, group_size=group_size)}
         form = format_of(made)
         on_cpu = "" if serves_on_gpu() else form.missing_on_cpu(made, processor())
         slow = allow_fallback
-        return {"missing": on_cpu or _unbuildable(form, made, dtype, slow_layers=slow, slow_experts=slow)}
+        return {"missing": on_cpu or _unbuildable(form, made, dtype, slow_layers=slow, slow_experts=slow, lora=lora)}
 
-    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback]
+    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback, lora]
     return asked_once(f"kernels-{digest_of(asked)}", ask)["missing"]
 
 
 def _unbuildable(
-    form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, slow_layers: bool, slow_experts: bool
+    form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, slow_layers: bool, slow_experts: bool, lora: bool
 ) -> str:
     import torch
     from vllm import distributed
@@ -176,8 +182,9 @@ def _unbuildable(
                 if not slow_layers and (kernel := _fallback(built)):
                     return _slow(form.name, kernel)
             if experts := experts_of(config):
-                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
-                backend = _emulation(_chosen_for_experts(experts, quantization, computed))
+                adapted = " with adapters" if lora else ""
+                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}{adapted}"
+                backend = _emulation(_chosen_for_experts(experts, quantization, computed, lora=lora))
                 return _slow(f"{form.name} experts", backend) if backend and not slow_experts else ""
     except Exception as error:
         last = (str(error).strip().splitlines() or [repr(error)])[-1].partition(" Candidate backends were")[0].strip()
@@ -188,14 +195,14 @@ def _unbuildable(
     return ""
 
 
-def _chosen_for_experts(experts: Experts, quantization: Any, dtype: Any) -> Iterable[object]:
+def _chosen_for_experts(experts: Experts, quantization: Any, dtype: Any, *, lora: bool) -> Iterable[object]:
     """Let vLLM make the method that computes experts of a checkpoint, and list what it chose for it."""
     import torch
     from vllm.model_executor.layers.fused_moe import RoutedExperts
 
     module = RoutedExperts.__new__(RoutedExperts)
     torch.nn.Module.__init__(module)
-    module.moe_config = _described(experts, dtype)
+    module.moe_config = _described(experts, dtype, lora=lora)
     module.layer_name = "model.layers.1.mlp.experts"
     for part in ("gate", "up", "down"):
         setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")

@@ -50,7 +50,7 @@ def test_a_gpu_s_kind_does_not_depend_on_the_processor_beside_it() -> None:
         ({"first": {"int8": {"why": "small"}}}, "first.int8.source: Field required"),
         ({"also": {"awq": LINE | {"source": "a friend"}}}, "also.awq.source: String should match pattern"),
         ({"left_out": {"awq": LINE | {"why": ""}}}, "left_out.awq.why: String should have at least 1 character"),
-        ({"also": {"w3a16": LINE}}, "unknown variant 'w3a16'; known: awq, "),
+        ({"also": {"w3a16": LINE}}, "unknown variant 'w3a16'; did you mean 'w4a16'?"),
         ({"left_out": {"fp16": LINE}}, "unknown variant 'fp16'"),
         ({"left_out": {"int8": LINE}}, "it has two lines for int8"),
         ({"never": {}}, "never: unknown field"),
