@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.evaluate.harness import evaluate
 from stages.evaluate.quality import FIRST
+from stages.parts.vllm.server import Server
 from tests.stages.parts.vllm.answering import Answering, Asked
 
 Said = dict[str, Any]
@@ -44,7 +45,7 @@ def scripted(right: int, script: Callable[[Asked, bool], Said]) -> Answering:
 
 
 def ask(
-    server: Answering, directory: Path, *tasks: str, part: Sequence[int | None] = (0, FIRST), **request: Any
+    server: Answering | Server, directory: Path, *tasks: str, part: Sequence[int | None] = (0, FIRST), **request: Any
 ) -> dict[str, Any]:
     """The harness's result."""
     given = {
