@@ -64,6 +64,7 @@ lock: $(INSTALLED) ## resolve the locks anew; what is locked stays, unless UPGRA
 	$(call lock,requirements.lock,--extra optimize --extra evaluate pyproject.toml $(ROOT)/pyproject.toml)
 	$(call lock,requirements-dev.lock,--group $(ROOT)/pyproject.toml:dev --constraint $(ROOT)/requirements.lock)
 	$(call lock,requirements-build.lock,--group $(ROOT)/pyproject.toml:build)
+	$(call lock,requirements-llm-compressor.lock,--group $(ROOT)/pyproject.toml:llm-compressor)
 
 demo: $(INSTALLED) ## acquire, optimize, evaluate, select and serve the demo model
 	@$(BIN)/python -m tests.demo

@@ -41,6 +41,7 @@ from benchmarks.truths import (
     ONE_TASK,
     SLOW,
     TASKS,
+    TWELVE,
     UNTIDY,
     Case,
     SimulatedTask,
@@ -90,6 +91,8 @@ class SimulatedRun:
     unclear: tuple[str, ...]
     """Those for which the gates were still unclear in the end."""
     minutes: float
+    in_full: float
+    """Minutes, if every variant were asked and measured in every block."""
 
 
 class Bench:
@@ -111,7 +114,8 @@ class Bench:
 
     def run(self) -> SimulatedRun:
         """Measure as the stage does, until the choice is settled or the budget is spent."""
-        progress = self.gated(ScheduleState(QUALITY_S * len(self.names), (), self.names))
+        asked = {self.weights(name) for name in self.names}
+        progress = self.gated(ScheduleState(QUALITY_S * len(asked), (), self.names))
         while order := next_block(self.plan, progress):
             asked_s = self.ask(order)
             spent_s = progress.spent_s + asked_s + self.measure(order)
@@ -120,7 +124,14 @@ class Bench:
             if not seen.goes_on:
                 break
             self.wanted = self.further(seen) if seen.wants_items else {}
-        return SimulatedRun(verdict, progress.able, tuple(progress.unclear), progress.spent_s / 60)
+        each_s = QUALITY_S + START_S + LOAD_S[0] + (len(self.blocks) - 1) * (START_S + LOAD_S[1])
+        unclear, full_s = tuple(progress.unclear), each_s * len(self.names)
+        return SimulatedRun(verdict, progress.able, unclear, progress.spent_s / 60, full_s / 60)
+
+    def weights(self, name: str) -> str:
+        """Name the variant that gives the same answers and is asked in its place, maybe itself."""
+        variant = self.case.variants[name]
+        return name if variant.flips or any(variant.losses) or not variant.like else self.weights(variant.like)
 
     def gated(self, progress: ScheduleState) -> ScheduleState:
         """With what the gates show by the items asked so far; those that fail are not measured any more."""
@@ -175,7 +186,7 @@ class Bench:
     @property
     def plan(self) -> TimeBudget:
         """With the mean times measured so far."""
-        return TimeBudget(BUDGET_S, START_S, fmean(self.load_s) if self.load_s else 0.0)
+        return TimeBudget(BUDGET_S * self.case.budgets, START_S, fmean(self.load_s) if self.load_s else 0.0)
 
     def evidence(self) -> Evidence:
         """Return what is known of all variants that were started beside the reference."""
@@ -287,6 +298,7 @@ class OutcomeShares:
     excluded: float
     """A variant did not pass the gates."""
     minutes: float
+    in_full: float
 
 
 def tally(case: Case, noise: StartNoise, runs: int) -> OutcomeShares:
@@ -303,6 +315,7 @@ def tally(case: Case, noise: StartNoise, runs: int) -> OutcomeShares:
         served=sum(each.verdict.chosen in right for each in made) / runs,
         excluded=sum(len(each.able) < len(case.variants) - case.asked for each in made) / runs,
         minutes=sum(each.minutes for each in made) / runs,
+        in_full=sum(each.in_full for each in made) / runs,
     )
 
 
@@ -380,16 +393,19 @@ def table(runs: int, only: str = "") -> Iterator[str]:
     Args:
         only: a part of the names of the truths.
     """
-    yield "| truth | noise of a start | right | equivalent | unresolved | wrong | right served | excluded | minutes |"
-    yield "| --- " * 9 + "|"
+    columns = ("right", "equivalent", "unresolved", "wrong", "right served", "excluded", "minutes", "in full")
+    yield f"| truth | noise of a start | {' | '.join(columns)} |"
+    yield "| --- " * (2 + len(columns)) + "|"
     tidy = [(case, noise) for case in (*IDENTICAL, *LEADS, *MORE_FLIPS, ONE_TASK, AT_MARGIN) for noise in NOISES]
     slow = [(IDENTICAL[-1], SLOW), (LEADS[1], SLOW)]
     untidy = [(case, noise) for case in (NOISY, CLUSTERED, LOST) for noise in UNTIDY]
     untidy += [(case, noise) for case in ASKED for noise in (NOISES[0], NOISES[2])]
+    untidy += [(case, noise) for case in TWELVE for noise in (NOISES[0], NOISES[2], NOISES[3], SLOW)]
     for case, noise in [each for each in (*tidy, *slow, *untidy) if only in each[0].name]:
         found = tally(case, noise, runs * 5 if case in (*IDENTICAL, NOISY, CLUSTERED, ASKED[0]) else runs)
         shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
-        yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {found.minutes:.0f} |"
+        minutes = f"{found.minutes:.0f} | {found.in_full:.0f}"
+        yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {minutes} |"
 
 
 def calibration(runs: int) -> Iterator[str]:

@@ -22,6 +22,7 @@ from typing import Final
 
 from pipeline.settings.config import RunConfig, load, names
 from scoring.metrics import odds
+from scoring.names import variant_of
 from scoring.profile import Profile
 from stages.evaluate.results import Conditions, conditions_of
 from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
@@ -77,11 +78,14 @@ def measured(arguments: argparse.Namespace) -> list[ModelStore]:
 
 
 def conditions(source: ModelStore, config: RunConfig) -> dict[str, Conditions]:
-    """Find the current conditions of each variant that the source has."""
-    names = [name for name in config.optimize.variants if Variant.read(source.optimized(name) / VARIANT)]
+    """Find the current conditions of each candidate whose variant the source has."""
+    made = [name for name in config.optimize.names if Variant.read(source.optimized(name) / VARIANT)]
+    serving = config.serving.pinned()
     return {
-        name: conditions_of(read_variant(source.optimized(name)), config.workload, config.serving.pinned())
-        for name in names
+        name: conditions_of(
+            read_variant(source.optimized(variant_of(name))), config.workload, serving.of_candidate(name)
+        )
+        for name in serving.candidates_of(made)
     }
 
 
@@ -120,7 +124,7 @@ def changed(repeat: ModelStore, current: Mapping[str, Conditions]) -> Iterator[t
 
 
 def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
-    """Evaluate every variant in a separate store, which appears at *target* once it is complete.
+    """Evaluate every candidate in a separate store, which appears at *target* once it is complete.
 
     Raises:
         RunFailed: the evaluation failed.
@@ -130,12 +134,16 @@ def repeat(source: ModelStore, config: RunConfig, target: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     scratch = ModelStore(work, source.model)
     scratch.base.mkdir(parents=True)
-    variants = [name for name in config.optimize.variants if borrow(source, scratch, name)]
+    variants, serving = (
+        [name for name in config.optimize.names if borrow(source, scratch, name)],
+        config.serving.pinned(),
+    )
     if not variants or not (source.base / ACQUIRED).exists():
         raise MissingRun(f"{source.path} has no variants to measure", hint="make them first: slipway run")
     place(source.base / ACQUIRED, scratch.base / ACQUIRED)
-    command = [sys.executable, "-m", "stages.evaluate", "--model", source.model, "--variants", ",".join(variants)]
-    command += ["--workload", canonical_json(config.workload), "--serving", canonical_json(config.serving.pinned())]
+    command = [sys.executable, "-m", "stages.evaluate", "--model", source.model, "--variants"]
+    command += [",".join(serving.candidates_of(variants)), "--workload", canonical_json(config.workload)]
+    command += ["--serving", canonical_json(serving)]
     command += ["--profile", canonical_json(config.profile)]
     environment = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, OUTPUTS_VARIABLE)}
     environment[STORE_VARIABLE] = str(work)
@@ -180,9 +188,10 @@ def decisions(repeats: Sequence[ModelStore], profile: Profile) -> Decisions:
 
 def decision(store: ModelStore, profile: Profile) -> Production | None:
     """Make the decision that select would make; nothing is published."""
-    names_made = [path.name for path in sorted(store.optimized("any").parent.iterdir())]
+    made = {path.name for path in store.optimized("any").parent.iterdir()}
+    measured_ones = {path.stem for path in store.evaluation("any").parent.glob("*.json")}
     try:
-        basis, measured = gather(store, profile, names_made)
+        basis, measured = gather(store, profile, sorted(made | measured_ones))
         samples = {
             name: read_samples(store.evaluation(name).with_suffix(SAMPLES_SUFFIX), evaluation)
             for name, evaluation in measured.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -102,6 +103,8 @@ class Case:
     """The share of starts that fail, but for the reference's. A variant whose first start failed is missing."""
     asked: bool = False
     """Whether the reference is asked the questions only, because it does not fit."""
+    budgets: float = 1.0
+    """The time for measuring, in budgets of the default workload."""
 
     def true_scores(self, names: Sequence[str]) -> Floats:
         ratios = np.array([self._ratios(self.variants[name]) for name in names])
@@ -183,3 +186,32 @@ ASKED: Final = tuple(
     for case in (IDENTICAL[-1], rivals("10 % faster", speed=1.1), rivals("2 % lost", speed=1.1, losses=lossy(0.02)))
 )
 ONE_TASK: Final = rivals("3 % lost on one task", speed=1.1, losses=lossy(first=0.03))
+
+
+def twelve(name: str, second: float = 0.94, noise: float = 1.0) -> Case:
+    """Make formats, and the best of them with recipes, which share its answers or lose a little. *second*: the speed of
+    the second best as a share of the best one's; *noise*: of those that are not among the first."""
+    made = partial(TrueVariant, like=REFERENCE, flips=FLIPS)
+    variants = {
+        REFERENCE: TrueVariant(),
+        "int8": made(1.2, 0.55, lossy(0.002)),
+        "fp8": made(1.4, 0.55, lossy(0.001)),
+        "awq": made(1.15, 0.35, lossy(0.01), noise=noise),
+        "gptq": made(1.1, 0.35, lossy(0.012), noise=noise),
+        "w4a16": made(1.2, 0.35, lossy(0.008), noise=noise),
+        "mxfp4": made(1.3, 0.35, lossy(0.04)),
+        "nvfp4": made(0.3, 0.35, lossy(0.01), noise=noise),
+        "fp16+ngram": made(1.1, like=REFERENCE, flips=0.0),
+        "fp8+ngram": made(1.4 * 1.3, 0.55, like="fp8", flips=0.0),
+        "fp8+kv-fp8": made(1.4 * 1.3 * second, 0.55, lossy(0.001), like="fp8", flips=COPY_FLIPS),
+        "fp8+small-batches": made(1.25, 0.55, like="fp8", flips=0.0),
+    }
+    return Case(name, variants, budgets=2.0)
+
+
+TWELVE: Final = (
+    replace(copies(12), name="twelve copies", budgets=2.0),
+    twelve("twelve, 6 % faster"),
+    twelve("twelve, 20 % faster", 1 / 1.2),
+    twelve("twelve, some with five times the noise", noise=5.0),
+)

@@ -93,6 +93,9 @@ class Criteria(Closed):
     task_loss: Share = 0.03
     """The share of the reference's score that a variant may lose on any one task. That it loses less must be shown, by
     the one-sided 95 % bound."""
+    answer_growth: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.2
+    """The share by which a variant's answers may be longer than the reference's to the same questions: each costs so
+    much more. More must be shown, by the 95 % interval."""
     error_rate: Annotated[float, Field(gt=0, le=0.4)] = 0.05
     """The probability that one of two identical variants is called better, or that variants that differ by more than a
     margin are called equivalent; all looks at the data together."""

@@ -14,6 +14,9 @@ from scoring.choice import Verdict, judge, lacking
 from scoring.criteria import Criteria
 from scoring.estimate import Evidence
 
+FRONT: Final = 4
+"""Of more variants, the best so many, and the reference, are started a second time before the others: their noise may
+show that the others can't be the best."""
 LEAST_BLOCKS: Final = 2
 """Blocks that are measured whatever the budget: a single start of every server shows no noise."""
 MORE_ITEMS_FROM: Final = 0.5
@@ -49,12 +52,19 @@ class ScheduleState:
     able: tuple[str, ...]
     """The variants that passed the gates."""
     running: tuple[str, ...]
-    """Those that the next block measures: able and unclear ones that are not beaten, and at first the reference."""
+    """Those that further blocks measure: able and unclear ones that are not beaten, and at first the reference."""
+    front: tuple[str, ...] = ()
+    """Those of them that the next block measures; empty if all."""
     unclear: Mapping[str, float] = field(default_factory=dict)
     """The variants that may pass the gates with more items, and how many times the present ones these are."""
     times: tuple[float, ...] = ()
     """When each look was, one per block (``scoring.sequential.spent``): the number of budgets that had ended, and the
     used share of the present one; 0 while the noise was not known. A larger budget leaves them as they were."""
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """List those that the next block measures."""
+        return tuple(name for name in self.running if name in self.front) or self.running
 
     @property
     def beaten(self) -> tuple[str, ...]:
@@ -118,11 +128,11 @@ def further_items(tasks: Mapping[str, AskedTask], seconds: float) -> dict[str, i
 def next_block(plan: TimeBudget, progress: ScheduleState) -> tuple[str, ...]:
     """Return the variants of the next block in their order, which rotates so that each is first equally often; empty if
     the remaining budget is too small."""
-    looks, variants = len(progress.times), len(progress.running)
-    if not _suffices(plan, progress.spent_s, variants, looks):
+    looks, names = len(progress.times), progress.next
+    if not _suffices(plan, progress.spent_s, len(names), looks):
         return ()
-    first = looks % variants
-    return progress.running[first:] + progress.running[:first]
+    first = looks % len(names)
+    return names[first:] + names[:first]
 
 
 def look(
@@ -141,9 +151,9 @@ def look(
         spent_s: what was spent in all; by default what the plan charges for the block.
         again: nothing was measured since the last look, but the budget or the criteria may be others.
     """
-    block_s = plan.block_s(len(progress.running))
+    block_s = plan.block_s(len(progress.next))
     spent = progress.spent_s + block_s if spent_s is None else spent_s
-    goes_on = _suffices(plan, spent, len(progress.running), len(progress.times) + (not again))
+    goes_on = _suffices(plan, spent, len(progress.next), len(progress.times) + (not again))
     end_s = max(plan.budget_s, spent + block_s) if goes_on else spent
     times = _times(progress, spent, end_s, known=evidence.speed.degrees > 0, again=again)
     verdict = judge(
@@ -165,7 +175,8 @@ def look(
     running = tuple(name for name in names if name in useful and (name in scaling or name not in worse))
     open_ones = [comparison for comparison in verdict.comparisons if comparison.relation == "open"]
     wants_items = bool(unclear) or any(comparison.share_by_items > MORE_ITEMS_FROM for comparison in open_ones)
-    progress = replace(progress, spent_s=spent, running=running, times=times)
+    front = (*scaling, *verdict.ranking[:FRONT]) if len(times) == 1 and len(running) > FRONT + len(scaling) else ()
+    progress = replace(progress, spent_s=spent, running=running, front=front, times=times)
     return Judged(progress, lacking(verdict, missing), goes_on and bool(open_ones), wants_items)
 
 

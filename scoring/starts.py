@@ -7,9 +7,12 @@ Requests and rounds are not counted as repetitions, because they share the start
 54, 187–211).
 
 Each comparison has the noise of its own differences, block by block, so that starts that differ a lot are not hidden by
-those of quieter variants; or that of all starts together where it is larger, since two starts may agree by chance. From
-four blocks on, differences far from the rest count less, so that one slow start among ten does not decide: they are
-weighted as by the likelihood of Student's t with three degrees of freedom (Lange, Little & Taylor 1989, JASA 84, 881).
+those of quieter variants; or that of all starts together where it is larger, since two starts may agree by chance. By
+the latter a variant is judged that was started once only, as if it were some times as noisy.
+
+From four blocks on, differences far from the rest count less, so that one slow start among ten does not decide: they
+are weighted as by the likelihood of Student's t with three degrees of freedom (Lange, Little & Taylor 1989, JASA 84,
+881).
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ With it Student's t has the stated errors for normal noise (simulated for 4 to 1
 2.5 %); where some differences are far from the rest, errors are rarer."""
 LEAST_WEIGHTED: Final = 4
 """Blocks from which on differences are weighted: among three, none can be told from the rest."""
+ONCE: Final = 3.0
+"""How many times as noisy as all others a variant may be that was started once: nothing shows its own noise."""
 LEAST_SCALE: Final = sys.float_info.min
 """Above 0, which nothing can be divided by."""
 ROUNDS: Final = 50
@@ -141,10 +146,12 @@ class Effects:
             return Spread(0.0, 0)
         rows = self.measured[:, involved].all(axis=1)
         combined = np.einsum("bvm,vm->b", self.logs[rows][:, involved], contrast[involved])
-        if len(combined) < 2:
+        if not combined.size or self.joint < 1:
             return Spread(float("nan"), 0)
-        of_these = Spread(weighted(combined)[2], len(combined) - 1)
         of_all = Spread(float(np.einsum("vm,vn,mn", contrast, contrast, self.residual)) / len(combined), self.joint)
+        if len(combined) == 1:
+            return of_all._replace(variance=ONCE**2 * of_all.variance)
+        of_these = Spread(weighted(combined)[2], len(combined) - 1)
         return max(of_these, of_all, key=lambda spread: spread.variance)
 
 

@@ -47,11 +47,12 @@ def imported() -> Iterator[tuple[str, str]]:
 
 
 def test_every_package_that_the_product_imports_is_declared() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declaring = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, apart = declaring["project"], declaring["dependency-groups"]["llm-compressor"]
     asked = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
     declared = {canonicalize_name(Requirement(each).name) for each in asked}
     # vLLM's CPU build has another name; ``_typeshed`` exists for mypy alone.
-    known = {*sys.stdlib_module_names, *PRODUCT, "vllm", "_typeshed"}
+    known = {*sys.stdlib_module_names, *PRODUCT, "vllm", "_typeshed", *(Requirement(each).name for each in apart)}
     distributions = packages_distributions()
     missing = {
         (path, name)

@@ -70,6 +70,13 @@ CandidatesOption = Annotated[
         "optimize.candidates. Its variant is named as its repository, without the words of the model's own name.",
     ),
 ]
+CandidatesFromOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN",
+        help="Measure the candidates of another run: its id, or its report.json, such as one from another machine.",
+    ),
+]
 AllowIncompleteOption = Annotated[
     bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
 ]
@@ -83,6 +90,37 @@ ContextOption = Annotated[
 def candidates_set(candidates: Sequence[str] | None) -> list[str]:
     """Make the assignment that sets the *candidates* of ``--candidate``, if there are any."""
     return [f"optimize.candidates={json.dumps(candidates)}"] if candidates else []
+
+
+def assignments_of(source: str | None, store: Path) -> list[str]:
+    """Make the assignments by which a run measures what another one measured.
+
+    Args:
+        source: the other run's id, or the path of its report.json, which may come from another machine; None: nothing.
+
+    Raises:
+        MissingRun, ConfigError: there is no such run, or it measured nothing.
+    """
+    from pipeline.local.runs import folder
+    from scoring.names import recipe_of, variant_of
+    from stages.parts.base.formats import FORMATS
+    from stages.report.run_report import JSON, RunReport
+
+    if source is None:
+        return []
+    report = RunReport.read(Path(source) if Path(source).is_file() else folder(store, source) / JSON)
+    if report is None or not report.evaluations:
+        raise ConfigError(f"{source} measured no candidates", hint="name a run that measured some, or its report.json")
+    names, asked = [evaluation.variant for evaluation in report.evaluations], report.settings
+    recipes = {
+        recipe_of(name): each.recipe for name, each in zip(names, report.evaluations, strict=True) if each.recipe
+    }
+    chosen = {
+        "optimize.variants": [*dict.fromkeys(variant_of(name) for name in names if variant_of(name) in FORMATS)],
+        "optimize.candidates": asked.get("optimize", {}).get("candidates", []),
+        "serving.recipes": {name: recipe.model_dump(mode="json") for name, recipe in recipes.items()},
+    }
+    return [f"{field}={json.dumps(value)}" for field, value in chosen.items()]
 
 
 @dataclasses.dataclass(frozen=True)

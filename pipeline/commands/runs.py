@@ -10,6 +10,7 @@ import typer
 from pipeline.commands.options import (
     AllowIncompleteOption,
     AnyModelArgument,
+    CandidatesFromOption,
     CandidatesOption,
     Commands,
     ConfigOptions,
@@ -19,6 +20,7 @@ from pipeline.commands.options import (
     RunArgument,
     Where,
     WorkloadOption,
+    assignments_of,
     candidates_set,
 )
 from pipeline.runs.engine import Printout
@@ -33,6 +35,7 @@ def run(
     profile: ProfileOption = None,
     workload: WorkloadOption = None,
     candidates: CandidatesOption = None,
+    candidates_from: CandidatesFromOption = None,
     budget: Annotated[
         float | None, typer.Option(help="Minutes for measuring all variants of a model: workload.budget_minutes.")
     ] = None,
@@ -52,7 +55,8 @@ def run(
     Acquires the model, makes and measures its variants, publishes the best one, and serves it. Results that are there
     already and have not changed are reused, so a repeated run does no work twice.
     """
-    flags = [*candidates_set(candidates), *(["optimize.allow_incomplete=true"] if allow_incomplete else [])]
+    flags = [*assignments_of(candidates_from, where.store), *candidates_set(candidates)]
+    flags += ["optimize.allow_incomplete=true"] if allow_incomplete else []
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
     settings = where.settings(options, profile=profile, workload=workload, assignments=flags)
     engine = where.engine_of(settings=settings, follow=follow)

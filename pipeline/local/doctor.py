@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from scoring.units import GIB
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
+from stages.parts.machine.environment import ENVIRONMENTS, Environment
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
@@ -38,6 +40,7 @@ def check_machine(config: RunConfig, store: Path) -> dict[str, Finding]:
     return {
         "Python": ok(platform.python_version()),
         **{package: _package(package) for package in PACKAGES},
+        **{each.name: _environment(each) for each in ENVIRONMENTS.values()},
         "processor": describe(processor()),
         **_resources(MachineResources.of_this_machine()),
         "C++ compiler": _compiler(config.serving.enforce_eager),
@@ -81,6 +84,16 @@ def _version(package: str) -> str | None:
 def _package(name: str) -> Finding:
     version = _version(name)
     return ok(version) if version else missing("not installed", "make install")
+
+
+def _environment(environment: Environment) -> Finding:
+    """Say whether an environment of its own is there. A run makes it when it first needs it."""
+    try:
+        made = "in" if environment.is_here or environment.directory.exists() else "not made yet; its first use makes"
+        directory = sys.prefix if environment.is_here else environment.directory
+        return ok(f"{environment.version(environment.package)}, {made} {directory}")
+    except SlipwayError as error:
+        return warning(str(error), error.hint)
 
 
 def _resources(machine: MachineResources) -> dict[str, Finding]:

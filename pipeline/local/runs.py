@@ -110,6 +110,9 @@ class LocalRun:
 
 
 def folder(store: Path, name: str) -> Path:
-    """Find the folder of a run by its id, the beginning of its id, or 'latest', also of one that a cluster made."""
+    """Find the folder of a run by its id, the beginning of its id, or 'latest', also of one that a cluster made; or by
+    its path, such as a copy from another machine."""
+    if (Path(name) / "measurements").is_dir():
+        return Path(name).resolve()
     newest_first = sorted(store.glob("*/runs/*"), key=lambda path: path.stat().st_mtime, reverse=True)
     return choose_run(name, {path.name: path for path in newest_first}, str(store))

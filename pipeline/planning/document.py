@@ -51,11 +51,13 @@ class Automatic(PlanRecord):
     of every *auto*."""
 
     accelerator: str
-    tensor_parallel_size: int | None
+    tensor_parallel_size: int | None = None
     """None if a run is refused."""
-    max_model_len: int | None
-    candidates: tuple[str, ...]
+    max_model_len: int | None = None
+    candidates: tuple[str, ...] = ()
     """What it measures: variants, and variants with recipes."""
+    untried: dict[str, str]
+    """Why *auto* in ``optimize.variants`` does not try a variant on this hardware."""
     left_out: dict[str, str]
     """Why one of them can't be served with these settings."""
     notes: tuple[str, ...]
@@ -130,12 +132,16 @@ def make_plan(
         for why in contradictions(model, Demand(context=context, longest_request=longest_request)):
             span = f"from {longest_request} to {model.longest_context}"
             raise ConfigError(why, hint=f"set a --context {span}, or name another --workload")
+        runs = automatic(described, config, accelerators, store)
+        untried = {run.accelerator: run.untried.keys() for run in runs if run.accelerator in accelerators}
+        nowhere = set.intersection(*map(set, untried.values()))
         required = Requirements(config.serving, config.workload, config.optimize).of(described)
         model = replace(model, kv_value_bytes=kv_value_bytes(config.serving.kv_cache_dtype))
+        variants = [name for name in required.optimize.variants if name not in nowhere]
         request = PlanRequest(
             model=with_stored(model, described.parameters),
-            recipes=dict(_recipes(config.serving, required.optimize.variants)),
-            formats={name: required.storage_of(name) for name in required.optimize.variants},
+            recipes=dict(_recipes(config.serving, variants)),
+            formats={name: required.storage_of(name) for name in variants},
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
             requests=Requests(workload.prompt_tokens, workload.output_tokens),
@@ -143,13 +149,13 @@ def make_plan(
             peak=peak or workload.concurrency,
             targets=targets or (Targets(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms) if slo else Targets()),
             calibrations=calibrations(store.root, accelerators) if store else {},
+            untried=untried,
         )
         layouts = options(request)
     except NotSizeable as error:
         raise UnusableModel(
             f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
         ) from error
-    runs = automatic(described, config, accelerators, store)
     return _document(described, config, request, layouts, runs)
 
 
@@ -196,19 +202,13 @@ def automatic(
 
 
 def _automatic(described: Description, required: Requirements, place: Place) -> Automatic:
+    untried = required.untried(described, place)
     try:
         decided = decide(described, required, place)
     except (ConfigError, UnusableModel) as error:
         first, *lines = str(error).splitlines()
         mistakes = tuple(map(str.strip, lines)) or (first,)
-        return Automatic(
-            accelerator=place.name,
-            tensor_parallel_size=None,
-            max_model_len=None,
-            candidates=(),
-            left_out={},
-            notes=mistakes,
-        )
+        return Automatic(accelerator=place.name, untried=untried, left_out={}, notes=mistakes)
     left_out = {**decided.left_out, **decided.recipes_left_out}
     candidates = decided.serving.candidates_of(decided.variants)
     return Automatic(
@@ -216,7 +216,8 @@ def _automatic(described: Description, required: Requirements, place: Place) -> 
         tensor_parallel_size=decided.serving.tensor_parallel_size,
         max_model_len=decided.serving.max_model_len,
         candidates=tuple(name for name in candidates if name not in left_out),
-        left_out=left_out,
+        untried=untried,
+        left_out={name: why for name, why in left_out.items() if name not in untried},
         notes=decided.notes,
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.planning.document import PlanDocument
 from scoring.capacity.plan import Option, shortlist
@@ -20,7 +22,7 @@ MISSES: Final = "× "
 def page(plan: PlanDocument, *, every: bool = False) -> Group:
     """Lay out the summary, the table and the notes; with *every*, for every number of GPUs."""
     options = list(plan.options) if every else shortlist(plan.options)
-    return Group(summary(plan), "", _table(plan, options), "", "\n".join(_notes(plan, options)))
+    return Group(summary(plan), "", _table(plan, options), "", Text("\n".join(_notes(plan, options))))
 
 
 def summary(plan: PlanDocument) -> str:
@@ -71,7 +73,7 @@ def _figures(option: Option) -> list[str]:
 def _notes(plan: PlanDocument, options: list[Option]) -> list[str]:
     """Write the lines below the table: what a run would take, what does not fit and why, and what was assumed."""
     refused = {run.accelerator for run in plan.automatic if run.refused}
-    lines = _runs(plan)
+    lines = [*_runs(plan), *_untried(plan)]
     lines += [_memory(plan.options[0])] if plan.options[0].fits else []
     lines += [
         f"{option.variant} on {_gpus(option)} does not fit: {'; '.join(option.reasons)}"
@@ -111,6 +113,17 @@ def _runs(plan: PlanDocument) -> list[str]:
         lines.append("; ".join([f"{takes}, {length}", *tried, *without]))
         lines += run.notes
     return lines
+
+
+def _untried(plan: PlanDocument) -> list[str]:
+    """Say what *auto* tries on which hardware, and why it does not try the others."""
+    tried, untried = defaultdict(list), defaultdict(list)
+    for run in (each for each in plan.automatic if each.untried and not each.refused):
+        tried[run.candidates].append(run.accelerator)
+        for name, why in run.untried.items():
+            untried[name, why].append(run.accelerator)
+    lines = [f"auto tries {', '.join(names)} on {', '.join(places)}" for names, places in tried.items()]
+    return lines + [f"{name} is not tried on {', '.join(places)}: {why}" for (name, why), places in untried.items()]
 
 
 def _memory(option: Option) -> str:

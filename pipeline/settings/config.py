@@ -59,7 +59,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         reference = self.profile.reference_variant
-        if reference and reference not in self.optimize.variants:
+        if reference and reference not in self.optimize.names:
             raise ValueError(
                 f"optimize.variants: {reference}, with which the others are compared, is not among them: add it, or "
                 "name another one, or fixed values, in profile.reference"

@@ -206,7 +206,8 @@ class Platform(Settings):
     name: str
     namespace: str
     image: str
-    """``{family}`` becomes slim, optimize or evaluate; the latter two with ``-cpu`` for stages without a GPU."""
+    """``{family}`` becomes slim, optimize, optimize-<environment> or evaluate; but for slim, with ``-cpu`` for stages
+    without a GPU."""
     digests: dict[str, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]] = Field(default={})
     """The digest of each image, by what stands for ``{family}``: pods then run this very image, whatever its tag comes
     to name. ``manifests/images/build --push --record DIR`` writes them."""
@@ -244,8 +245,9 @@ class Platform(Settings):
         quota = self.cluster.gpu_quota or self.cluster.gpus_per_node
         return gpus if isinstance(gpus, int) else min(self.cluster.gpus_per_node, quota)
 
-    def image_of(self, stage: str) -> str:
-        family = FAMILIES.get(stage, "slim")
+    def image_of(self, stage: str, environment: str = "") -> str:
+        """Return the image of a stage's pods, or of those of its quantizers that have an environment of their own."""
+        family = FAMILIES.get(stage, "slim") + (f"-{environment}" if environment else "")
         asks: Stage | None = getattr(self.stages, stage, None)
         name = family if family == "slim" or (asks and asks.gpus) else f"{family}-cpu"
         digest = self.digests.get(name)

@@ -33,6 +33,7 @@ from pipeline.workflow.stage_templates import (
     CANDIDATES,
     COMMIT,
     COMPARED,
+    OPTIMIZE_IN,
     OPTIMIZE_MEMORY,
     RESOLVED,
     RESULTS,
@@ -126,10 +127,11 @@ def _tasks(platform: Platform) -> None:
     Task(name="check", template="check", arguments={"commit": commit}, depends="resolve")
     for variant, record in FORMATS.items():
         rewrites = platform.stages.rewrite and not record.quantizer.calibrated
+        calibrates = OPTIMIZE_IN.format(record.environment) if record.environment and platform.cluster else "optimize"
         sized = bool(platform.stages.optimize.automatic) and not rewrites
         Task(
             name=f"optimize-{variant}",
-            template=REWRITING if rewrites else "optimize",
+            template=REWRITING if rewrites else calibrates,
             arguments={"method": variant} | ({"memory": _checked(OPTIMIZE_MEMORY)} if sized else {}),
             depends="acquire" if variant == REFERENCE and not sized else "acquire && check",
             when=None if variant == REFERENCE else f"{_checked(variant)} == true",

@@ -17,6 +17,7 @@ from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
+from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.records.rollout import LOCAL
 from stages.rollout.kserve.objects import API_SECRET, API_SECRET_KEY
@@ -42,6 +43,8 @@ RESULTS: Final = ("winner", "outcome", "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
 REWRITING: Final = "optimize-rewrite"
 """The template of variants that are made without calibration, on a platform that gives them resources of their own."""
+OPTIMIZE_IN: Final = "optimize-{}"
+"""The template of variants that are made in an environment of their own, on a cluster."""
 SERVED: Final = "variants"
 """The output of check with the variants to measure, separated by commas."""
 SERVING: Final = "serving"
@@ -70,6 +73,8 @@ class StageTemplate:
     outputs: tuple[str, ...] = ()
     env: tuple[Env | SecretEnv, ...] = ()
     mutex: str | None = None
+    environment: str = ""
+    """The environment of its own that its image has."""
 
 
 def add_templates(platform: Platform) -> None:
@@ -108,10 +113,11 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
     fetch = (*_flags("model"), "--candidates", _input(CANDIDATES))
     yield StageTemplate("acquire", stages.acquire, fetch, CANDIDATES, inputs=(CANDIDATES,), env=hub)
     optimize = (*_flags("model"), "--method", _input("method"), *_flags("settings=optimize"))
-    # Rewriting weights may need less than calibrating.
-    for name, asks in (("optimize", stages.optimize), (REWRITING, stages.rewrite)):
+    # Rewriting weights may need less than calibrating. An environment of its own is an image on a cluster.
+    own = [(OPTIMIZE_IN.format(name), stages.optimize, name) for name in ENVIRONMENTS] if platform.cluster else []
+    for name, asks, environment in (("optimize", stages.optimize, ""), (REWRITING, stages.rewrite, ""), *own):
         if asks:
-            yield StageTemplate("optimize", asks, optimize, name, inputs=("method",), outputs=("digest",))
+            yield StageTemplate("optimize", asks, optimize, name, ("method",), ("digest",), environment=environment)
     measured = ("--variants", _input(SERVED), *_flags("workload"), "--serving", _input(SERVING))
     yield StageTemplate(
         "evaluate",
@@ -209,7 +215,7 @@ def _add(template: StageTemplate, platform: Platform) -> None:
         variables.append(Env(name=GPUS_VARIABLE, value=_input("gpus") if asks.gpus == "auto" else str(asks.gpus)))
     hera.Container(
         name=template.name or stage,
-        image=platform.image_of(stage),
+        image=platform.image_of(stage, template.environment),
         command=["python", "-m", f"stages.{stage}"],
         args=list(template.arguments),
         env=[*pods.environment(platform, *variables), *template.env],

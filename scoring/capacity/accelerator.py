@@ -38,7 +38,7 @@ class Accelerator(Closed):
     ecc_in_memory: bool = False
     bandwidth_gb_per_s: Above0
     tflops: Tflops
-    link: Literal["nvlink", "pcie"]
+    link: Literal["nvlink", "pcie", "xgmi"]
     link_gb_per_s: Above0
     gpus_per_node: Annotated[int, Field(gt=0)] = 8
     compute_capability: Above0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -107,6 +107,8 @@ class PlanRequest:
     """Calibrations by the name of the accelerator."""
     recipes: Mapping[str, PlannedRecipe] = field(default_factory=dict)
     """Of the candidates that are variants with recipes, by the candidates' names."""
+    untried: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Variants that are not tried on an accelerator, by its name."""
 
 
 def options(request: PlanRequest) -> list[Option]:
@@ -116,7 +118,8 @@ def options(request: PlanRequest) -> list[Option]:
     stands in for the cost.
     """
     pairs = itertools.product((*request.formats, *request.recipes), request.accelerators)
-    every = (option for variant, name in pairs for option in _layouts(request, variant, name))
+    tried = ((each, name) for each, name in pairs if variant_of(each) not in request.untried.get(name, ()))
+    every = (option for candidate, name in tried for option in _layouts(request, candidate, name))
     return sorted(every, key=lambda option: _order(request, option))
 
 

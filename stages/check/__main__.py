@@ -99,18 +99,18 @@ def main() -> None:
         length = f", with {context:,} tokens of context" if context else ""
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     unmade = {name for name in missing if why_not_made(name, described.form.name, described.config)}
-    candidates = decided.serving.candidates_of(served)
+    untried = required.untried(described, place)
+    candidates, found = decided.serving.candidates_of(served), described.candidates.items()
     missing |= {name: why for name in candidates if (why := recipes.get(recipe_of(name)))}
     missing |= decided.recipes_left_out
     for name, why in missing.items():
         with program.outcome(store, "check", name) as report:
-            report.left_out(why, hint=UNMADE if name in unmade else OTHER_RECIPE if recipe_of(name) else HINT)
-    to_make = {*optimize.variants} - unmade if optimize.make_unservable else {*served}
+            hint = UNMADE if name in unmade else OTHER_RECIPE if recipe_of(name) else HINT
+            report.left_out(why, hint="" if name in untried else hint, tried=name not in untried)
+    to_make = {*optimize.names} - unmade - untried.keys() if optimize.make_unservable else {*served}
     for quantized in quantized_formats():
         program.write_output(quantized, str(not described.form.method and quantized in to_make).lower())
-    fetched = tuple(
-        CandidateCheckpoint.of(name, model) for name, model in described.candidates.items() if name in served
-    )
+    fetched = tuple(CandidateCheckpoint.of(name, model) for name, model in found if name in served)
     program.write_output("candidates", canonical_json(Candidates(fetched)))
     program.write_output("fetch", str(bool(fetched)).lower())
     measured = ",".join(name for name in candidates if name not in missing)
@@ -133,19 +133,17 @@ def _without_kernels(
     described: Description, decided: Decided, optimize: Optimize, dtype: str, *, lora: bool
 ) -> dict[str, str]:
     """Say of the variants for which vLLM has no kernels here why; *lora*: whether adapters are served with them."""
-    unserved = {} if described.form.method else missing_kernels(experts_of(described.config), dtype, lora=lora)
+    unserved, allow = {}, optimize.allow_fallback
+    if not described.form.method:
+        unserved = missing_kernels(experts_of(described.config), dtype, lora=lora, allow_fallback=allow)
     for name in decided.variants if not described.form.method else ():
         if name in FORMATS and (scheme := FORMATS[name].scheme):
             unserved[name] = missing_for_preset(
-                scheme,
-                described.config,
-                dtype,
-                group_size=optimize.group_size,
-                allow_fallback=optimize.allow_fallback,
+                scheme, described.config, dtype, group_size=optimize.group_size, allow_fallback=allow, lora=lora
             )
     for name, model in described.all.items():
         if model.form.method and name in decided.variants:
-            unserved[name] = missing_for_published(model.form, model.config, dtype)
+            unserved[name] = missing_for_published(model.form, model.config, dtype, allow_fallback=allow, lora=lora)
     return {name: why for name in decided.variants if (why := unserved.get(name))}
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
-from stages.evaluate.questions.question import CHAT, PLAIN, QuestionTask, Served, values
+from stages.evaluate.questions.question import CHAT, PLAIN, QuestionTask, Served, answers
 from stages.parts.base.store import write_json
 from stages.parts.model.description import chat_template
 from stages.parts.vllm.client import Access
@@ -82,16 +82,18 @@ def unfit(name: str, directory: Path) -> str:
 def own_task(name: str, served: Served, request: Mapping[str, Any]) -> Result:
     task, (start, stop), began = OWN[name], request["parts"][name], time.monotonic()
     questions = list(islice(task.questions(served), start, stop))
-    graded = values(served, questions, request["concurrency"])
+    answered = answers(served, questions, request["concurrency"])
+    graded = [value for value, _ in answered]
     samples = [
         {
             "doc_id": start + place,
             "doc_hash": question.digest,
             "cluster": question.cluster,
             "filter": "none",
+            "tokens": tokens,
             task.metric: value,
         }
-        for place, (question, value) in enumerate(zip(questions, graded, strict=True))
+        for place, (question, (value, tokens)) in enumerate(zip(questions, answered, strict=True))
     ]
     return {
         "results": {name: _metrics(task, graded)} if graded else {},

@@ -323,7 +323,7 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
             loglikelihood, size = sample[name]
             yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)
         else:
-            yield AccuracyItem(**label, **document, correct=float(sample[name]))
+            yield AccuracyItem(**label, **document, correct=float(sample[name]), tokens=sample.get("tokens"))
 
 
 def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from scoring.names import REFERENCE
 from stages.optimize.base_model import Base, read_base
-from stages.optimize.gptqmodel_job import calibration_digest
+from stages.optimize.job import calibration_digest
 from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
 from stages.parts.base.formats import FORMATS, Quantizer, why_not_made
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
+from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.lock import together
 from stages.parts.model.published import AsPublished
 from stages.parts.model.safetensors import Tensor, bytes_by_type, find_not_finite, main_dtype
@@ -66,6 +67,7 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
     quantizer = quantizer_of(name, base)
     parameters = quantizer.parameters(settings, base)
     calibration = settings.calibration
+    place = ENVIRONMENTS.get(FORMATS[name].environment) if base.format == REFERENCE else None
     return {
         "method": name,
         "parameters": parameters,
@@ -73,7 +75,9 @@ def identify(name: str, base: Base, settings: Optimize) -> Identity:
         "calibration_digest": calibration_digest(calibration, parameters["sequence_length"])
         if quantizer.calibrated
         else None,
-        "tool_versions": {tool: installed_version(tool, "optimize") for tool in quantizer.tools},
+        "tool_versions": {
+            tool: place.version(tool) if place else installed_version(tool, "optimize") for tool in quantizer.tools
+        },
     }
 
 

@@ -1,22 +1,16 @@
 """awq and gptq: 4-bit weights by GPTQModel (https://github.com/ModelCloud/GPTQModel), on a GPU or a CPU.
 
-It runs in a separate process (``gptqmodel_job``), because a failure in one of its threads ends the whole process. Of a
-model that sees or hears it gets the language part. The variant keeps the weights that it writes, under the publisher's
+It runs in a separate process, because a failure in one of its threads ends the whole process. Of a model that sees or
+hears it gets the language part. The variant keeps the weights that it writes, under the publisher's
 names, and its description of how they are quantized. All others come unchanged from the base, and so do other files,
 such as ``config.json`` and the tokenizer, because transformers would rewrite them.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import re
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,20 +19,20 @@ from typing import Any, ClassVar, Final
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
-from stages.optimize.gptqmodel_job import BITS, KIND, RESULT, SAVED, QuantizationJob, QuantizationResult
-from stages.optimize.language_part import LanguagePart, language_part
+from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibration_of, quantize_apart
+from stages.optimize.language_part import LanguagePart
 from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
-from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Kernel, Peak
-from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import write_json
-from stages.parts.machine.hardware import cpu_dtype, gpus, no_gpu, processor
-from stages.parts.machine.process import Contained
 from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
-from stages.parts.model.corpora import read_documents, text_path
+from stages.parts.model.corpora import read_documents
 from stages.parts.model.safetensors import FLOATS, Tensor, read_header
 
+BITS: Final = 4
+BATCH: Final = 4
+"""Sequences that run through a layer together. More sequences need more memory and are hardly faster."""
 GROUP_SIZES: Final = (128, 64, 32)
 WIDTH: Final = 4096
 PACK_BITS: Final = 32
@@ -52,8 +46,6 @@ DERIVED: Final = ("inv_freq", ".attn.masked_bias", ".attn.bias")
 HEAD: Final = "lm_head.weight"
 RECIPE: Final = 2
 """Increased when the same parameters give other files, so that older variants are made again."""
-EXCEPTION: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit)): *(.*)")
-TABLE_LINE: Final = re.compile(r"^INFO +\+[-+]+\+$")
 
 
 class FourBit:
@@ -67,18 +59,12 @@ class FourBit:
         self.symmetric = symmetric
 
     def parameters(self, settings: Optimize, base: Base) -> dict[str, Any]:
-        calibration = settings.calibration
         return {
             "bits": BITS,
             "group_size": settings.group_size,
             "symmetric": self.symmetric,
-            "dtype": base.half_dtype,
-            "calibration_text": Path(calibration.text).name,
-            "samples": calibration.samples,
-            "sequence_length": sequence_length(settings, base),
-            "seed": calibration.seed,
             "recipe": RECIPE,
-            **({"linear_layers_computed_in": "float32"} if linear_in_float32() else {}),
+            **calibration_of(settings, base),
         }
 
     def check(self, settings: Optimize, base: Base) -> None:
@@ -96,35 +82,14 @@ class FourBit:
             )
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
-        calibration = settings.calibration
-        text = text_path(calibration.text, KIND).absolute()
-        with tempfile.TemporaryDirectory(dir=target, prefix=".gptqmodel-") as name:
-            folder = Path(name)
-            job = QuantizationJob(
-                method=self.method,
-                base=base.directory.absolute(),
-                folder=folder.absolute(),
-                symmetric=self.symmetric,
-                dtype=base.half_dtype,
-                linear_in_float32=linear_in_float32(),
-                group_size=settings.group_size,
-                calibration=calibration.model_copy(update={"text": str(text)}),
-                sequence_length=sequence_length(settings, base),
-                part=language_part(base),
-            )
-            status, last_exception = run(job)
-            result = QuantizationResult.read(folder / RESULT)
-            if result and result.config_error:
-                raise ConfigError(result.config_error, hint=result.hint)
-            if result and result.no_gpu:
-                raise no_gpu(result.no_gpu)
-            if status or not result:
-                raise QuantizationFailed(
-                    f"{self.method} cannot quantize {base.architecture}: {last_exception or f'it ended with {status}'}",
-                    hint="the other variants continue without it; the log above has the traceback",
-                )
-            take(folder / SAVED, target, base, job.part)
-        return Peak(result.peak_resident_bytes, result.peak_gpu_bytes)
+        return quantize_apart(
+            *(settings, base, target, partial(take, target=target, base=base)),
+            name=self.method,
+            quantize=f"{__name__}:quantize",
+            method=self.method,
+            symmetric=self.symmetric,
+            group_size=settings.group_size,
+        )
 
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
         """Check that the decoder's linear layers are packed, and that ``config.json`` agrees with them."""
@@ -135,6 +100,36 @@ class FourBit:
         return bits
 
 
+def quantize(job: QuantizationJob, examples: Examples) -> None:
+    """Quantize with GPTQModel, in a process of its own."""
+    import torch
+    from gptqmodel import BACKEND, GPTQModel
+
+    dtype = getattr(torch, job.dtype)
+    model = GPTQModel.load(str(job.source), quantize_config(job), dtype=dtype, trust_remote_code=False)
+    # AWQ_TORCH only packs, on every device. AUTO selects a kernel that needs nvcc and refuses a CPU.
+    backend = BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO
+    model.quantize(examples, batch_size=BATCH, backend=backend)
+    model.save(str(job.folder / SAVED))
+
+
+def quantize_config(job: QuantizationJob) -> Any:
+    """GPTQ: Frantar et al., https://arxiv.org/abs/2210.17323. AWQ: Lin et al., https://arxiv.org/abs/2306.00978."""
+    from gptqmodel import QuantizeConfig
+    from gptqmodel.quantization import FORMAT, METHOD
+
+    method = {"awq": (METHOD.AWQ, FORMAT.GEMM), "gptq": (METHOD.GPTQ, FORMAT.GPTQ)}[job.method]
+    return QuantizeConfig(
+        bits=BITS,
+        group_size=job.group_size,
+        sym=job.symmetric,
+        desc_act=False,
+        method=method[0],
+        format=method[1],
+        offload_to_disk_path=str(job.folder / "offload"),
+    )
+
+
 def first_misfit(base: Base, group_size: int) -> str:
     """Find a linear layer whose input width *group_size* does not divide; empty if there are no or few such layers."""
     weights = base.linear_weights
@@ -143,57 +138,7 @@ def first_misfit(base: Base, group_size: int) -> str:
     return misfits[0] if share > MAX_16_BIT_SHARE else ""
 
 
-def linear_in_float32() -> bool:
-    """Whether quantizing computes linear layers in float32: without a GPU, on a processor that has no bf16."""
-    return cpu_dtype(processor()) == "float32" and not gpus()
-
-
-def sequence_length(settings: Optimize, base: Base) -> int:
-    """Tokens per calibration sequence: as in the settings, but not more than the model's maximum position."""
-    positions = base.setting("max_position_embeddings")
-    longest = settings.calibration.sequence_length
-    return min(longest, positions) if isinstance(positions, int) and positions > 0 else longest
-
-
-def run(job: QuantizationJob) -> tuple[int, str]:
-    """Run the job in a process that ends when this one does, and print its output on stderr.
-
-    Returns the exit status, and the last exception in the output, as ``TypeName: first line``.
-    """
-    job.write(job.folder / "job.json")
-    command = [sys.executable, "-m", "stages.optimize.gptqmodel_job", str(job.folder / "job.json")]
-    last_exception = ""
-    # GPTQModel writes logs to the working directory.
-    with (
-        Contained(command, output=subprocess.PIPE, environment=environment(), directory=job.folder) as process,
-        io.TextIOWrapper(process.output, encoding="utf-8", errors="replace") as output,
-    ):
-        for line in map(str.rstrip, output):
-            if exception := EXCEPTION.match(line):
-                last_exception = f"{exception[1]}: {exception[2]}"
-            if line and not TABLE_LINE.match(line):
-                say(line)
-        return process.wait(), last_exception
-
-
-def environment() -> dict[str, str]:
-    """Set the environment variables that GPTQModel and the Hub's libraries read when they are imported."""
-    return {
-        **os.environ,
-        "GPTQMODEL_CPU_WORKERS": str(max(2, len(os.sched_getaffinity(0)))),  # its thread pool may crash with one worker
-        "GPTQMODEL_DISABLE_PACK_EXT": "1",  # a packer that g++ compiles; the result is the same without it
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "DO_NOT_TRACK": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TERM": "dumb",  # no progress bars: they fill a log with control characters
-        "COLUMNS": "160",  # wide enough for its tables
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def take(saved: Path, target: Path, base: Base, part: LanguagePart | None) -> None:
+def take(saved: Path, part: LanguagePart | None, *, target: Path, base: Base) -> None:
     """Write to *target* what the variant keeps of GPTQModel's output, with the base's weights that it does not have."""
     content = json.loads((saved / QUANTIZE_CONFIG).read_bytes())
     # The name of a temporary folder, which would make every build differ.
@@ -205,15 +150,22 @@ def take(saved: Path, target: Path, base: Base, part: LanguagePart | None) -> No
     shards = [read_header(path) for path in sorted(saved.glob("*.safetensors"))]
     if part:
         shards = [{part.published(name): tensor for name, tensor in shard.items()} for shard in shards]
-    rest = unread(base, {name for shard in shards for name in shard})
-    shards += [rest] if rest else []
+    write_shards(target, base, shards, unread(base, {name for shard in shards for name in shard}), moved=not part)
+
+
+def write_shards(
+    target: Path, base: Base, shards: list[dict[str, Tensor]], rest: dict[str, Tensor], *, moved: bool = False
+) -> None:
+    """Write a quantizer's *shards* and the *rest* of the base's tensors; the files of the shards are *moved*, if they
+    hold nothing else."""
+    shards = [shard for shard in (*shards, rest) if shard]
     for number, shard in enumerate(shards, 1):
         path = target / (SHARD.format(number, len(shards)) if len(shards) > 1 else SINGLE)
-        if part or shard is rest:
+        if moved and shard is not rest:
+            shutil.move(next(iter(shard.values())).path, path)
+        else:
             dtypes = {name: kept_dtype(base, tensor) for name, tensor in rest.items()}
             write_tensors(path, shard, dtypes if shard is rest else {})
-        else:
-            shutil.move(next(iter(shard.values())).path, path)
     if len(shards) > 1:
         write_index(target)
 

@@ -58,12 +58,21 @@ MERGED: Final = (
     ("w1", "w3"),
 )
 """Layers that vLLM computes as one, with one global scale: FUSED_LAYER_NAMES of llm-compressor."""
-TYPES: Final = {"I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn", "F32": "float32"}
+TYPES: Final = {
+    "I8": "int8",
+    "U8": "uint8",
+    "I32": "int32",
+    "I64": "int64",
+    "F32": "float32",
+    "F8_E4M3": "float8_e4m3fn",
+}
 """What compressed-tensors stores: torch's types by their names in safetensors."""
 SLACK: Final = 1 + 2e-4
 """What float32 arithmetic adds to the distance of a weight from its rounded value."""
 TINY: Final = 0.006
 """The distance, in global steps, where all weights of a group are too small for its scale's 8-bit float."""
+FREE: Final = ("observer", "observer_kwargs", "actorder")
+"""Fields of a preset that say how weights are chosen, not how they are stored."""
 RECIPE: Final = 2
 """Increased when the same base gives other files, so that older variants are made again."""
 
@@ -187,7 +196,7 @@ class Rounded:
                 f"{self.name} cannot quantize {name}: it holds NaN or infinity",
                 hint="the publisher's file is damaged: try another --revision, or tell the publisher",
             )
-        scheme, compressor = preset(self.scheme)
+        scheme, compressor = preset(self.scheme, self.inputs)
         scale, zero = calculate_qparams(low, high, scheme.weights, global_scale=global_scale)
         state = {"weight": values, "weight_scale": scale, "weight_zero_point": zero}
         if global_scale is not None:
@@ -209,7 +218,8 @@ class Rounded:
         row_bytes = original.shape[1] * BITS[original.dtype] // 8
         count = max(1, BLOCK_BYTES // (row_bytes * self.outputs)) * self.outputs
         stored_bytes = (matrix.end - matrix.start) * count // original.shape[0]
-        for block in blocks(matrix, stored_bytes):
+        # What is no matrix belongs to all rows.
+        for block in blocks(matrix, stored_bytes if len(matrix.shape) > 1 else matrix.end - matrix.start):
             floats = matrix.dtype in FLOATS
             values = torch.from_numpy(block.astype(np.float32) if floats else block.copy())
             yield (values if floats else values.view(_torch(matrix.dtype))).reshape(-1, *matrix.shape[1:])
@@ -218,19 +228,21 @@ class Rounded:
         """Check that all layers of the base are there, the decoder's linear layers in this format and as near to the
         base's weights as it allows, and that ``config.json`` says so."""
         self.check_tensors(base, read_weights(directory))
-        expected = preset_configuration(self.scheme, unquantized_layers(base))
+        expected = preset_configuration(self.scheme, unquantized_layers(base), self.inputs)
         stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
         check_stated(stated, {field: expected[field] for field in ("quant_method", "format", "ignore")})
         group, given = (each.get("config_groups", {}).get("group_0", {}) for each in (expected, stated))
         check_stated(given, {"targets": group["targets"]})
         for part in ("weights", "input_activations"):
-            check_stated(given.get(part) or {}, group[part] or {})
+            values = {field: value for field, value in (group[part] or {}).items() if field not in FREE}
+            check_stated(given.get(part) or {}, values)
         return self.bits
 
     def check_tensors(self, base: Base, tensors: Mapping[str, Tensor]) -> None:
         """Check the types, shapes and values of *tensors* against the base's."""
+        import torch
 
-        weights, (scheme, compressor) = quantized_weights(base), preset(self.scheme)
+        weights, (scheme, compressor) = quantized_weights(base), preset(self.scheme, self.inputs)
         for name, original in base.tensors.items():
             for part, dtype, shape in self.parts(base, original, name in weights):
                 check_tensor(tensors, part, dtype, shape)
@@ -243,11 +255,15 @@ class Rounded:
                 )
             for values in self.rows(original, original):
                 state = {part: next(blocks_of) for part, blocks_of in read.items()}
-                distance = (compressor.decompress(state, scheme)["weight"] - values).abs()
-                furthest, largest = self.bounds(distance)[1], self.bounds(values.abs())[1]
-                spare = TINY / state["weight_global_scale"] if self.has_global_scale else 0
-                if not (furthest <= self.tolerance * SLACK * largest + spare).all():
+                state |= {"weight_shape": torch.tensor(values.shape)} if "weight_shape" in state else {}
+                if not self.is_near(values, compressor.decompress(dict(state), scheme)["weight"], state):
                     raise ValueError(f"{name} has a weight that is too far from the original")
+
+    def is_near(self, values: torch.Tensor, made: torch.Tensor, state: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the weights *made* of rows of the base are as near as the format allows; *state*: what is stored."""
+        furthest, largest = self.bounds((made - values).abs())[1], self.bounds(values.abs())[1]
+        spare = TINY / state["weight_global_scale"] if self.has_global_scale else 0
+        return bool((furthest <= self.tolerance * SLACK * largest + spare).all())
 
 
 def quantized_weights(base: Base) -> dict[str, Tensor]:
@@ -297,14 +313,16 @@ def merged(weight: str) -> tuple[str, ...]:
 
 
 @cache
-def preset(scheme: str) -> tuple[Any, Any]:
-    """Return a preset of compressed-tensors and its compressor."""
+def preset(scheme: str, inputs: int | None) -> tuple[Any, Any]:
+    """Return a preset of compressed-tensors, with groups of that many inputs, and its compressor."""
     import torch
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.format import infer_module_format
     from compressed_tensors.quantization import preset_name_to_scheme
 
     made = preset_name_to_scheme(scheme, ["Linear"])
+    if made.weights.group_size:
+        made.weights.group_size = inputs
     return made, BaseCompressor.get_value_from_registry(infer_module_format(torch.nn.Linear, made).value)
 
 

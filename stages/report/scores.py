@@ -51,12 +51,15 @@ def scores(decision: Production, variants: Variants) -> Table:
         anchor = decision.profile["anchors"][metric]
         titles.append(cell(title, f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1"))
     titles += [cell("1 M output tokens")] if costs else []
+    answers = any(candidate.answer_tokens for candidate in decision.candidates)
+    titles += [cell("Answer")] if answers else []
     rows = []
     for candidate in decision.candidates:
         small = ["dominated"] if candidate.pareto is False else []
         cells = [variants.cell(candidate.variant, *small), *_score(candidate)]
         cells += [_metric(candidate, metric) for metric in METRICS]
         cells += [_cost(candidate)] if costs else []
+        cells += [_answer(candidate)] if answers else []
         rows.append(row(*cells, css="winner" if candidate.variant == decision.winner else ""))
         if candidate.excluded:
             why = f"{candidate.variant} is excluded: {candidate.excluded}"
@@ -111,6 +114,16 @@ def _cost(candidate: Candidate) -> Cell:
     if cost is None:
         return ABSENT
     return cell(f"{cost.value:.3g} {cost.currency}", span(cost.low, cost.high, "–"), f"at the {cost.basis}")
+
+
+def _answer(candidate: Candidate) -> Cell:
+    """Show how long an answer is, and what a thousand cost."""
+    cost, growth = candidate.cost, candidate.answer_growth
+    if candidate.answer_tokens is None:
+        return ABSENT
+    small = [*filter(None, changed(growth))] if growth else []
+    small += [f"{cost.answers:.3g} {cost.currency} for 1,000"] if cost and cost.answers else []
+    return cell(f"{candidate.answer_tokens:,.0f} tokens", *small)
 
 
 def trade_offs(decision: Production, variants: Variants) -> dict[str, Markup]:

@@ -16,7 +16,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import format_of_base
 from stages.parts.records.production import Price
 from stages.parts.releases.release import current_release
-from stages.select.selection import select
+from stages.select.selection import select, tried
 from stages.select.sentences import markdown
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     profile = parse_json(Profile, arguments.profile, "--profile").for_format(published)
     optimize = parse_json(Optimize, arguments.optimize, "--optimize")
     serving = parse_json(Serving, arguments.serving, "--serving")
-    variants = [*optimize.variants_of(published), *names_of(optimize.candidates, store.model, published)]
+    variants = [*tried(store, optimize, published), *names_of(optimize.candidates, store.model, published)]
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from scoring.lead import Lead
 
 
+ANSWERS: Final = 1000
+"""Answers whose cost is shown."""
 THROUGHPUT: Final = list(METRICS).index("throughput")
 
 
@@ -74,12 +76,14 @@ def _measured(measurements: Measurements, estimate: Estimate, name: str, price: 
         "evaluation_digest": digest_of(evaluation) if evaluation else None,
         "raw": raw,
         "intervals": intervals,
+        "answer_tokens": (tokens := measurements.answer_tokens(name)),
+        "answer_growth": measurements.growths.get(name),
         "change": changes(measurements, estimate, name),
         "losses": tuple(Loss(task=task, **vars(loss), verdict=loss.verdict) for task, loss in losses.items()),
         "against_fp16": paired(questions.get(reference, {}), questions.get(name, {})) if name != reference else (),
         "recovery": recovery(evaluation, measurements.reference_quality),
         "divergence": measurements.divergences.get(name),
-        "cost": cost_of(evaluation, price, rate) if evaluation else None,
+        "cost": cost_of(evaluation, price, rate, tokens) if evaluation else None,
     }
 
 
@@ -149,11 +153,13 @@ def figures(measurements: Measurements, estimate: Estimate, name: str) -> tuple[
     return raw, intervals
 
 
-def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None) -> Cost | None:
+def cost_of(
+    evaluation: Evaluation, price: Price | None, throughput: Lead | None, answer_tokens: float | None
+) -> Cost | None:
     """Compute the cost of a million output tokens: at the capacity if the workload has targets, otherwise at the
     measured throughput, on all GPUs that the price is for. There is none without a price, or if the rate is 0 because
     no request met the targets. The interval shows the noise of *throughput*, ln of the rate, which is None if it can't
-    be compared."""
+    be compared. *answer_tokens* are those of an answer."""
     from scoring.cost import per_million
 
     if price is None:
@@ -166,7 +172,10 @@ def cost_of(evaluation: Evaluation, price: Price | None, throughput: Lead | None
     reach = throughput.reach() if throughput else math.inf
     factor = math.exp(reach) if math.isfinite(reach) else 1.0
     low, high = value / factor, value * factor
-    return Cost(value=value, low=low, high=high, currency=price.currency, tokens_per_s=rate, basis=basis)
+    answers = value * answer_tokens * ANSWERS / 1e6 if answer_tokens else None
+    return Cost(
+        value=value, low=low, high=high, currency=price.currency, tokens_per_s=rate, basis=basis, answers=answers
+    )
 
 
 def recovery(evaluation: Evaluation | None, reference: Iterable[TaskScore]) -> dict[str, float]:

@@ -105,7 +105,7 @@ def compare(first: StoredDecision, second: StoredDecision) -> RunComparison:
     return RunComparison(
         settings=(*_settings(first, second), *_conditions(variants)),
         metrics=tuple(change for variant in variants for change in _changes(variant)),
-        notes=tuple(_notes(variants)),
+        notes=(*_notes(variants), *_costs(first, second)),
         winners=tuple(f"{run.folder.name}: {why}" for run, why in zip((first, second), reasons, strict=True)),
         same_winner=winners[0] == winners[1],
     )
@@ -187,6 +187,18 @@ def _by_starts(samples: Samples, metric: str) -> Lead:
         times = [request.e2el_ms for run in load.rounds for request in run.requests]
         values.append(percentiles(times).p95 if metric == "latency" else throughput_of(load))
     return Lead.of_starts([math.log(value) for value in values])
+
+
+def _costs(first: StoredDecision, second: StoredDecision) -> Iterator[str]:
+    """Yield what a million output tokens of each candidate cost in both runs, such as those on two cards."""
+    costs = [
+        {each.variant: each.cost for each in run.decision.candidates if each.cost} if run.decision else {}
+        for run in (first, second)
+    ]
+    for name in costs[0]:
+        if name in costs[1]:
+            before, after = (f"{each[name].value:.3g} {each[name].currency}" for each in costs)
+            yield f"A million output tokens of {name} cost {before} in the first run, and {after} in the second."
 
 
 def _notes(variants: Sequence[MeasuredTwice]) -> Iterator[str]:

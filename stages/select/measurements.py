@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
 from scoring.pareto import pareto_front
-from scoring.results import divergence_measures
+from scoring.results import Change, divergence_measures
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, TaskScore, by_machine
 from stages.parts.samples.capacity import within
@@ -19,6 +19,8 @@ from stages.parts.samples.evidence import (
     Gate,
     Measured,
     Questions,
+    answer_growths,
+    answer_tokens,
     divergences,
     evidence_of,
     gates_of,
@@ -55,6 +57,8 @@ class Measurements:
     recoveries: dict[str, Lead]
     """ln of the quality divided by the reference's."""
     questions: Questions
+    growths: dict[str, Change]
+    """How much longer the answers are than the reference's."""
     divergences: dict[str, Divergence]
     """From the reference; without variants that were measured on another text."""
     reference: str
@@ -102,6 +106,11 @@ class Measurements:
                 hint="measure them again in one run",
             )
         return profile.model_copy(update={"weights": weights})
+
+    def answer_tokens(self, name: str) -> float | None:
+        """Average the tokens of the answers; None if none were counted."""
+        tokens = answer_tokens(self.measured[name].samples) if name in self.measured else {}
+        return fmean(tokens.values()) if tokens else None
 
     def measures(self, name: str) -> dict[str, float | None]:
         """Collect what a profile's constraints can limit of a variant."""
@@ -165,6 +174,7 @@ def measurements_of(
         losses=losses_of(usable, reference, profile.task_loss),
         recoveries=recoveries(usable, profile),
         questions=questions(samples),
+        growths=answer_growths(samples, reference),
         divergences=divergences(samples, reference),
         reference=reference,
         asked=asked,

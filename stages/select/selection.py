@@ -14,6 +14,7 @@ from scoring.names import variant_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, NoWinner
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import ModelStore, Placement
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
@@ -124,6 +125,15 @@ def asked_only(store: ModelStore, basis: Basis, profile: Profile, measured: Mapp
     record, samples = answers_paths(store, key)
     answers = KeptAnswers.read(record)
     return Asked(answers, read_answers(samples, key)) if answers else None
+
+
+def tried(store: ModelStore, optimize: Optimize, published: str) -> list[str]:
+    """List the variants without those that check said are not tried or, outside of a run, that *auto* has not made."""
+    names, run = optimize.variants_of(published), os.environ.get(program.RUN_VARIABLE)
+    untried = {name for name in names if optimize.is_automatic(name) and not store.optimized(name).exists()}
+    if run:
+        untried = {each.variant for each in program.outcomes(store.run(run)) if each.result == "not tried"}
+    return [name for name in names if name not in untried]
 
 
 def measured_variants(

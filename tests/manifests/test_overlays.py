@@ -232,7 +232,7 @@ def asks_for_gpus(stage: dict[str, Any]) -> bool:
 def test_gpu_stages_get_gpu_nodes_of_one_type_and_no_other_stage_does(platform):
     found = stages(workflow(platform))
     gpu = {name for name, each in found.items() if asks_for_gpus(each)}
-    assert gpu == {"optimize", "check", "evaluate"}
+    assert gpu == {"optimize", "optimize-llm-compressor", "check", "evaluate"}
     spot = SPOT.get(platform, {})
     for name, stage in found.items():
         assert ("nodeSelector" in stage) == (name in gpu | {"optimize-rewrite"})
@@ -271,7 +271,9 @@ def test_what_only_rewrites_weights_is_made_beside_the_others_and_takes_no_gpu_f
     light = {f"optimize-{name}" for name, record in FORMATS.items() if not record.quantizer.calibrated}
     assert light >= {"optimize-fp16", "optimize-int8", "optimize-fp8"}
     assert {name for name, template in made.items() if template == "optimize-rewrite"} == light
-    assert {made[name] for name in made.keys() - light} == {"optimize"}
+    apart = {f"optimize-{name}" for name, record in FORMATS.items() if record.environment}
+    assert {name for name, template in made.items() if template == "optimize-llm-compressor"} == apart
+    assert {made[name] for name in made.keys() - light - apart} == {"optimize"}
     plain, quantizing = (stages(template)[name]["container"] for name in ("optimize-rewrite", "optimize"))
     assert plain["command"] == quantizing["command"]
     assert plain["image"] == quantizing["image"]
@@ -281,7 +283,7 @@ def test_what_only_rewrites_weights_is_made_beside_the_others_and_takes_no_gpu_f
 def test_a_queue_admits_gpu_stages_only():
     found = stages(workflow("gke", "platform.cluster.queue=gpus"))
     queued = {name for name, each in found.items() if "kueue.x-k8s.io/queue-name" in each["metadata"]["labels"]}
-    assert queued == {"optimize", "check", "evaluate"}
+    assert queued == {"optimize", "optimize-llm-compressor", "check", "evaluate"}
 
 
 def test_with_an_artifact_repository_the_report_is_an_artifact_as_it_is():

@@ -11,8 +11,7 @@ from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters
 from scoring.names import REFERENCE
 from stages.parts.base import formats
-from stages.parts.base.optimize_settings import Optimize
-from tests.models.prove import Found, read
+from tests.models.prove import VARIANTS, Found, read
 from tests.models.servable import KINDS, PARTS, TOOL_PARSERS, configuration
 
 FILE: Final = Path(__file__).parents[2] / "docs" / "models.md"
@@ -35,7 +34,7 @@ the family's form of calls is known, and a chat with a picture if it sees. This 
 - Pictures were shown with PyPI's torchvision, whose operators for CUDA were taken out.
 
 """
-COLUMNS: Final = ("planned", *Optimize().variants, "served on a CPU", "tools", "pictures")
+COLUMNS: Final = ("planned", *VARIANTS, "served on a CPU", "tools", "pictures")
 NAMES: Final = {REFERENCE: "16 bit"}
 
 
@@ -63,7 +62,7 @@ def planned(kind: str, found: Found) -> bool:
 def cells(kind: str, found: Found, reasons: Reasons) -> list[str]:
     made, served = found.get("made", {}), found.get("served", {})
     row = [PROVEN if planned(kind, found) else reasons.number("the plan counts other parameters")]
-    for name in Optimize().variants:
+    for name in VARIANTS:
         result = made.get(name, NOT_TRIED)
         row.append(PROVEN if result == "made" else result if result == NOT_TRIED else reasons.number(shorter(result)))
     row.append(served_cell(made, served, reasons))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stages.optimize import four_bit
+from stages.optimize import job
 from stages.optimize.base_model import read_base
 from stages.optimize.language_part import language_part
 from stages.parts.base import formats
@@ -36,6 +36,8 @@ from stages.parts.model.checkpoint import why_not_quantized
 from tests.models.servable import KINDS, publish
 from tests.stages.optimize.tiny import acquire, words
 
+VARIANTS: Final = ("fp16", "awq", "gptq", "int8")
+"""The variants that are proven with every family, unless others are named."""
 RECORD: Final = Path(__file__).with_name("proven.json")
 FOLDER: Final = Path(os.environ.get("SLIPWAY_PROOFS", "/tmp/slipway-proofs"))
 LONGEST_S: Final = 240
@@ -85,7 +87,7 @@ def in_turn(tasks: Sequence[Task], perform: Callable[[Task], Any]) -> Iterator[t
         if left:
             ending = f"its process {f'was ended by {signal.Signals(status & 127).name}' if status & 127 else 'ended'}"
             lines = (FOLDER / "-".join(left[0])).with_suffix(".log").read_text(errors="replace").splitlines()
-            raised = [f"{match[1]}: {match[2]}" for match in map(four_bit.EXCEPTION.match, lines) if match]
+            raised = [f"{match[1]}: {match[2]}" for match in map(job.EXCEPTION.match, lines) if match]
             yield left.pop(0), raised[-1] if raised else ending
 
 
@@ -132,15 +134,17 @@ def build(kind: str) -> Found:
 
 
 def quantize(kind: str, name: str) -> str:
-    from stages.optimize import gptqmodel_job
     from stages.optimize.ensure import ensure
 
-    def run(job: Any) -> tuple[int, str]:
+    def run(asked: job.QuantizationJob, python: str) -> tuple[int, str]:
+        if python != sys.executable:
+            return run_apart(asked, python)
         os.chdir(FOLDER)  # GPTQModel writes logs to the working directory
-        gptqmodel_job.result_of(job).write(job.folder / gptqmodel_job.RESULT)
+        job.result_of(asked).write(asked.folder / job.RESULT)
         return 0, ""
 
-    four_bit.run = run
+    run_apart = job.run
+    setattr(job, "run", run)  # noqa: B010
     setattr(formats, "failures", dict)  # noqa: B010 (what failed is tried again)
     text = FOLDER / "lines.txt"
     text.write_text("\f".join(words(60, seed) for seed in range(40)))
@@ -231,10 +235,10 @@ def prepare_serving() -> None:
 
 
 def main(step: str, *named: str) -> None:
-    os.environ |= four_bit.environment() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= job.environment() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     kinds = [name for name in named if name in KINDS]
     if step == "make":
-        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(Optimize().variants))
+        make(kinds or list(KINDS), [name for name in named if name in FORMATS] or list(VARIANTS))
         return
     prepare_serving()
     for kind in kinds or KINDS:

@@ -12,10 +12,13 @@ from typing import Any, Literal
 
 import pytest
 
+from pipeline.commands.options import assignments_of
 from pipeline.local.folder import STATE
 from pipeline.runs.state import RunState
+from pipeline.settings.config import load
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
+from stages.parts.base.serving_settings import Recipe
 from stages.parts.base.store import ModelStore, write_json
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.acquired import ACQUIRED, Acquired
@@ -289,6 +292,48 @@ def test_a_run_compared_with_itself_has_no_changes(store):
     assert told["settings"] == []
     assert told["same_winner"] is True
     assert not any(each["beyond_noise"] for each in told["metrics"])
+
+
+def test_a_copy_of_a_run_from_another_machine_is_compared_by_its_path_and_its_costs(two_runs, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / FIRST
+    shutil.move(two_runs.run(FIRST), elsewhere)
+    told = json.loads(slipway("compare", str(elsewhere), SECOND, "--json", store=two_runs.root).stdout)
+    assert {(each["variant"], each["metric"]) for each in told["metrics"] if each["beyond_noise"]} == {
+        ("awq", "latency"),
+        ("awq", "throughput"),
+    }
+    cost = next(note for note in told["notes"] if "tokens of awq cost" in note)
+    assert cost == "A million output tokens of awq cost 4.17 EUR in the first run, and 8.33 EUR in the second."
+
+
+def test_another_run_s_candidates_are_measured_again_by_its_id_or_its_report(store, tmp_path_factory, monkeypatch):
+    path = store.evaluation("awq")
+    recipe = Recipe(description="KV cache in FP8", kv_cache_dtype="fp8", variants=("awq",))
+    found = Evaluation.read(path)
+    assert found is not None
+    report = store.run(FIRST) / "report.json"
+    document = json.loads(report.read_text())
+    with_recipe = found.model_copy(update={"variant": "awq+kv-fp8", "recipe": recipe})
+    document["evaluations"].append(with_recipe.model_dump(mode="json"))
+    document["settings"] = {"optimize": {"candidates": ["org/name-FP8"]}}
+    carried = tmp_path_factory.mktemp("elsewhere") / "report.json"
+    carried.write_text(json.dumps(document))
+    report.write_text(json.dumps(document))
+    assert assignments_of(None, store.root) == []
+    assert assignments_of(FIRST, store.root) == assignments_of(str(carried), store.root / "empty")
+    config = load(assignments=assignments_of(str(carried), store.root))
+    assert set(config.optimize.variants) == {"fp16", "awq", "gptq"}
+    assert config.optimize.candidates == ("org/name-FP8",)
+    assert config.serving.recipes == {"kv-fp8": recipe}
+    assert set(config.serving.candidates_of(config.optimize.variants)) == {"fp16", "awq", "gptq", "awq+kv-fp8"}
+
+
+def test_a_run_that_measured_nothing_has_no_candidates(store):
+    report = store.run(FIRST) / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"evaluations": []}))
+    ended = slipway("run", MODEL, "--candidates-from", FIRST, store=store.root)
+    assert ended.returncode == 2
+    assert f"{FIRST} measured no candidates" in ended.stderr
 
 
 def test_a_run_that_is_not_there_is_a_clear_error(store):

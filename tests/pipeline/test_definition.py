@@ -100,7 +100,8 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
         assert template["activeDeadlineSeconds"] > 0
         assert template["retryStrategy"]["limit"] == 3
         container = template["container"]
-        program = {"optimize-rewrite": "optimize", "candidates": "acquire"}.get(name, name)
+        others = {"optimize-rewrite": "optimize", "optimize-llm-compressor": "optimize", "candidates": "acquire"}
+        program = others.get(name, name)
         assert container["command"] == ["python", "-m", f"stages.{program}"]
         assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
         mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}

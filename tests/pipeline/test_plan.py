@@ -19,6 +19,7 @@ import yaml
 from pipeline.planning.document import schema
 from scoring.capacity.families import read_architecture
 from scoring.capacity.weights import count_parameters
+from stages.parts.base.formats import quantized_formats
 from tests.hub import HubServer
 from tests.hub.models import tiny_model
 
@@ -108,6 +109,43 @@ def test_the_cheapest_that_meets_the_targets_is_first_and_the_table_says_so(hub:
     )
 
 
+CANDIDATES: dict[str, tuple[str, ...]] = {
+    "t4": ("gptq", "int8"),
+    "a10": ("gptq", "int8"),
+    "l4": ("gptq", "fp8"),
+    "l40s": ("gptq", "fp8"),
+    "a100-80": ("gptq", "int8"),
+    "h100": ("gptq", "fp8"),
+    "h200": ("gptq", "fp8"),
+    "b200": ("fp8", "nvfp4"),
+    "mi300x": ("fp8",),
+}
+"""What the sources of configs/hardware name first: llm-compressor's guide to schemes, and a cookbook for ROCm."""
+
+
+def test_auto_names_the_candidates_of_each_card_and_why_not_the_others(hub: HubServer) -> None:
+    found = document(hub, "org/llama-3.1-8b")
+    runs = {run["accelerator"]: run for run in found["automatic"]}
+    tried = {card: [name for name in run["candidates"] if "+" not in name] for card, run in runs.items()}
+    assert {card: tried[card] for card in CANDIDATES} == {card: ["fp16", *names] for card, names in CANDIDATES.items()}
+    for card, run in runs.items():
+        assert sorted([*tried[card], *run["untried"]]) == sorted(["fp16", *quantized_formats()])
+        assert not run["left_out"]
+        assert {option["variant"] for option in found["options"] if option["accelerator"] == card} <= {*tried[card]}
+    said = plan(hub, "org/llama-3.1-8b", "--gpu", "h100,b200").stdout.splitlines()
+    assert "auto tries fp16, gptq, fp8 on h100" in said
+    assert "int8 is not tried on b200: vLLM has no int8 kernel for Blackwell, and fp8 takes its place" in said
+    adds = "others come first, and optimize.variants=[auto, gptq] adds it"
+    assert f"gptq is not tried on b200: 4-bit weights, without arithmetic in 4 bit; {adds}" in said
+    changed = document(hub, "org/llama-3.1-8b", "--gpu", "b200", "--set", "optimize.variants=[auto, gptq, -nvfp4]")
+    (run, *_) = changed["automatic"]
+    assert run["candidates"] == ["fp16", "gptq", "fp8"]
+    assert run["untried"].keys() == {"awq", "fp8-block", "int8", "mxfp4", "nvfp4a16", "w4a16", "w8a8"}
+    listed = plan(hub, "org/llama-3.1-8b", "--gpu", "b200", "--set", "optimize.variants=[fp16, awq]").stdout
+    assert " tried on " not in listed
+    assert "auto tries" not in listed
+
+
 def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
     asked = ("org/llama-3.1-8b", "--gpu", "l4,h100")
     found = {each["accelerator"]: each for each in document(hub, *asked)["automatic"]}
@@ -124,7 +162,8 @@ def test_it_says_what_a_run_would_take(hub: HubServer) -> None:
 
 def test_recipes_are_planned_by_their_cache_and_gpus(hub: HubServer) -> None:
     recipes = "serving.recipes={kv-fp8: {kv_cache_dtype: fp8, variants: [fp16]}, tp8: {tensor_parallel_size: 8}}"
-    more = ("--gpu", "h100", "--context", "8192", "--set", recipes, "--set", "serving.max_model_len=8192")
+    settings = (recipes, "serving.max_model_len=8192", "optimize.variants=[fp16, awq, gptq, int8]")
+    more = ("--gpu", "h100", "--context", "8192", *(word for each in settings for word in ("--set", each)))
     found = document(hub, "org/llama-3.1-70b", *more)
     rows = {(each["variant"], each["tensor_parallel_size"]): each for each in found["options"]}
     plain, halved = rows["fp16", 4], rows["fp16+kv-fp8", 4]
@@ -222,12 +261,14 @@ def test_a_published_checkpoint_is_planned_by_its_own_format_and_size(hub: HubSe
     assert found["parameters"]["total"] == LLAMA_8B
     assert {option["variant"] for option in found["options"]} == {"fp8"}
     why = "it is made from 16-bit weights, and the model is published in fp8"
-    assert all(run["left_out"] == dict.fromkeys(("awq", "gptq", "int8"), why) for run in found["automatic"])
+    assert all(run["candidates"] == ["fp8"] and not run["left_out"] for run in found["automatic"])
+    others = [name for name in quantized_formats() if name != "fp8"]
+    assert all(run["untried"] == dict.fromkeys(others, why) for run in found["automatic"])
 
 
 def test_candidates_are_planned_beside_the_variants(hub: HubServer) -> None:
     found = document(hub, "org/llama-3.1-8b", "--candidate", "org/llama-3.1-8b-FP8", "--gpu", "h100")
-    assert list(found["stored_bytes"]) == ["fp16", "awq", "gptq", "int8", "org-fp8"]
+    assert list(found["stored_bytes"]) == ["fp16", "gptq", "fp8", "org-fp8"]
     assert any(option["variant"] == "org-fp8" and option["fits"] for option in found["options"])
     refused = plan(hub, "org/llama-3.1-8b", "--candidate", "org/llama-3.1-70b")
     assert refused.returncode == 13

@@ -131,8 +131,8 @@ def test_each_task_of_a_cluster_keeps_a_log_of_its_own():
     found = [each["value"] for container in containers for each in container["env"] if each["name"] == LOG_VARIABLE]
     assert len(found) == len(containers)
     assert "/mnt/models/{{workflow.parameters.model-directory}}/runs/{{workflow.name}}/logs/acquire.log" in found
-    assert len([each for each in found if each.endswith("/optimize-{{inputs.parameters.method}}.log")]) == 2
-    assert len(set(found)) == len(found) - 1
+    assert len([each for each in found if each.endswith("/optimize-{{inputs.parameters.method}}.log")]) == 3
+    assert len(set(found)) == len(found) - 2
 
 
 def test_a_pod_with_gpus_is_told_how_many_so_that_it_refuses_to_work_without():
@@ -142,5 +142,6 @@ def test_a_pod_with_gpus_is_told_how_many_so_that_it_refuses_to_work_without():
         for each in template["spec"]["templates"]
         if "container" in each
     }
-    gpus = {"check": ["1"], "optimize": ["1"], "evaluate": ["{{inputs.parameters.gpus}}"]}
+    literal = {name: ["1"] for name in ("check", "optimize", "optimize-llm-compressor")}
+    gpus = literal | {"evaluate": ["{{inputs.parameters.gpus}}"]}
     assert {name: found for name, found in told.items() if found} == gpus

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from scoring.items import Items, aligned, by_cluster, common
+from scoring.items import Items, aligned, by_cluster, common, growth
 
 ASKED = Items(np.array([1.0, 0.0, 1.0]), names=("a", "b", "c"), clusters=("t", "t", "u"))
 
@@ -37,3 +38,19 @@ def test_influences_are_added_up_within_a_cluster():
     influences = np.array([[1.0, 2.0, 4.0], [0.5, 0.5, -1.0]])
     assert by_cluster(influences, ASKED.clusters).tolist() == [[3.0, 4.0], [1.0, -1.0]]
     assert by_cluster(influences, None) is influences
+
+
+def test_the_interval_of_a_growth_covers_the_truth_in_95_of_100_samples() -> None:
+    random, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        before = random.lognormal(4, 0.5, 60)
+        found = growth(before, before * 1.3 * random.uniform(0.5, 1.5, 60))
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 0.3 <= found.high
+    assert 0.91 < covered / 400 < 0.98
+
+
+def test_one_answer_shows_no_noise() -> None:
+    with pytest.raises(ValueError, match="1 items show no noise"):
+        growth(np.ones(1), np.ones(1))

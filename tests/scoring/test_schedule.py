@@ -199,3 +199,30 @@ def test_further_items_are_those_by_which_a_second_tells_most():
     assert further_items(tasks, 5) == {}
     unclear = tasks | {"slow": replace(tasks["slow"], wanted=1.25), "over": replace(tasks["over"], wanted=9)}
     assert further_items(unclear, 5) == {"slow": 250}
+
+
+def test_of_a_dozen_the_best_are_started_again_first_and_may_show_that_others_are_worse():
+    names = ("fp16", *"abcdefghijk")
+    speeds = [1.0, 2.0, 1.9, 1.8, 1.7, 1.1, 1.1, 1.0, 0.9, 0.8, 0.5, 0.1]
+    data = evidence(names, speeds, 2, 0.002)
+    first = replace(data, speed=Effects(data.speed.logs[:1]))
+    seen = look(PLAN, ScheduleState(0, names, names), first, CRITERIA, spent_s=100)
+    assert seen.progress.running == names, "one start shows no noise"
+    again = next_block(PLAN, seen.progress)
+    assert set(again) == {"fp16", "a", "b", "c", "d"}
+
+    later = data.speed.logs.copy()
+    later[1, [names.index(name) for name in names if name not in again]] = np.nan
+    seen = look(PLAN, seen.progress, replace(data, speed=Effects(later)), CRITERIA, spent_s=200)
+    assert {"h", "i", "j", "k"} <= set(seen.progress.beaten), "those started once, and far behind"
+    assert set(next_block(PLAN, seen.progress)) == set(seen.progress.running)
+
+
+def test_a_variant_that_was_started_once_may_be_noisier_than_the_others():
+    names = ("fp16", "a", "b")
+    logs = evidence(names, [1.0, 1.5, 1.0], 2).speed.logs.copy()
+    twice = Effects(logs).spread(np.array([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
+    logs[1, 2] = np.nan
+    once = Effects(logs).spread(np.array([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
+    assert once.variance > 9 * twice.variance / 2
+    assert once.degrees == 1

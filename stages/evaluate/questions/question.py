@@ -100,13 +100,14 @@ def said(choice: Choice) -> str:
     return str(answer.get("content") or answer.get("reasoning") or "").rpartition(END_OF_THINKING)[2]
 
 
-def values(served: Served, questions: Sequence[Question], concurrency: int) -> list[Any]:
-    """Ask all questions, *concurrency* at a time, and grade the answers; in the order of the questions."""
+def answers(served: Served, questions: Sequence[Question], concurrency: int) -> list[tuple[Any, int | None]]:
+    """Ask all questions, *concurrency* at a time; the graded answers and their tokens, if the server counts them, in
+    the order of the questions."""
 
-    def one(question: Question) -> Any:
+    def one(question: Question) -> tuple[Any, int | None]:
         reply = post(served.access, question.path, {**question.body, **GREEDY}, TIMEOUT_S)
         with usable(served.access.at(question.path)):
-            return question.grade(reply["choices"][0])
+            return question.grade(reply["choices"][0]), reply.get("usage", {}).get("completion_tokens")
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, questions))

@@ -93,8 +93,10 @@ class Format:
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
     scheme: str = ""
     """Its preset in compressed-tensors, if vLLM is asked for its kernels as of a published checkpoint."""
-    choose_for_experts: Callable[[Any], object] | None = None
-    """Lets vLLM choose its kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
+    environment: str = ""
+    """The environment of its own in which it is made (``stages.parts.machine.environment``); empty for this one."""
+    choose_for_experts: Callable[[Any], Any] | None = None
+    """Lets vLLM choose its backend and kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
     NotImplementedError if it has none. None if it need not be asked."""
 
 
@@ -116,6 +118,9 @@ FORMATS: Final[Mapping[str, Format]] = Formats(
         "fp8-block": "stages.optimize.rounded:FP8_BLOCK",
         "mxfp4": "stages.optimize.rounded:MXFP4",
         "nvfp4a16": "stages.optimize.rounded:NVFP4A16",
+        "w4a16": "stages.optimize.calibrated:W4A16",
+        "w8a8": "stages.optimize.calibrated:W8A8",
+        "nvfp4": "stages.optimize.calibrated:NVFP4",
     }
 )
 """Where the record of each format stands, as ``module:name``."""

@@ -41,7 +41,7 @@ TERMINATION_LOG: Final = Path("/dev/termination-log")
 TERMINATION_BYTES: Final = 4096
 """Kubernetes cuts a longer termination message."""
 
-Result = Literal["done", "reused", "failed", "left out"]
+Result = Literal["done", "reused", "failed", "left out", "not tried"]
 
 
 def version() -> str:
@@ -83,8 +83,8 @@ class Report:
     def done(self, reason: str, *, key: str = "") -> None:
         self.result, self.reason, self.key = "done", reason, key
 
-    def left_out(self, reason: str, *, hint: str) -> None:
-        self.result, self.reason, self.hint = "left out", reason, hint
+    def left_out(self, reason: str, *, hint: str, tried: bool = True) -> None:
+        self.result, self.reason, self.hint = "left out" if tried else "not tried", reason, hint
 
 
 class StageFailure(BaseModel):
@@ -206,7 +206,7 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
             seconds=round(time.monotonic() - started, 3),
         )
         if record.result != "failed":
-            about = f"{variant} " if record.result == "left out" else ""
+            about = f"{variant} " if record.result in ("left out", "not tried") else ""
             print(f"{about}{record.result}: {record.reason}", file=sys.stderr, flush=True)
         if path:
             record.write(path)

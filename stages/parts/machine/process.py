@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Self, cast
 
 import psutil
 
+from stages.parts.base.log import say
 from stages.parts.machine.hardware import gpu_memory_used_bytes
 
 GUARD: Final = Path(__file__).with_name("guard.py")
@@ -23,6 +27,8 @@ GRACE_S: Final = 15.0
 INTERVAL_S: Final = 0.2
 GPU_INTERVAL_S: Final = 2.0
 """nvidia-smi takes most of a second, and vLLM allocates its GPU memory at the start and keeps it."""
+LAST_LINES: Final = 200
+"""What is kept of a command's output, to say why it failed."""
 
 
 class Contained:
@@ -158,3 +164,24 @@ def resident_bytes(root: psutil.Process) -> int:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 total += int(process.memory_info().rss)
     return total
+
+
+def run_aloud(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    hidden: re.Pattern[str] | None = None,
+) -> tuple[int, list[str]]:
+    """Run a command that ends when this process does; print on stderr what it prints, but for *hidden* lines. Returns
+    its exit status, and its last lines."""
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    with (
+        Contained(command, output=subprocess.PIPE, environment=environment, directory=directory) as process,
+        io.TextIOWrapper(process.output, encoding="utf-8", errors="replace") as output,
+    ):
+        for line in map(str.rstrip, output):
+            last.append(line)
+            if line and not (hidden and hidden.match(line)):
+                say(line)
+        return process.wait(), [*last]

@@ -15,7 +15,7 @@ from stages.parts.base.store import Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import Engine
 
-RULES: Final = 11
+RULES: Final = 12
 """Raised when the same measurements would give another document, so that old decisions are not used again."""
 
 
@@ -44,7 +44,7 @@ class Price(Record):
 
 
 class Cost(Record):
-    """The cost of a million output tokens."""
+    """The cost of a million output tokens, and of a thousand answers."""
 
     value: float
     low: float
@@ -57,6 +57,8 @@ class Cost(Record):
     basis: Literal["goodput", "throughput"]
     """goodput: the rate of tokens within the workload's latency targets. throughput: the measured rate, because the
     workload sets no targets."""
+    answers: float | None = None
+    """Of a thousand answers as long as those to the quality tasks' questions; None if these were not counted."""
 
 
 class Interval(Record):
@@ -98,6 +100,10 @@ class Candidate(Record):
     """The change of each metric from the reference; empty for the reference itself, and without a measured one."""
     losses: tuple[Loss, ...] = ()
     """Task by task; empty for the reference itself."""
+    answer_tokens: float | None = None
+    """The mean length of its answers to the quality tasks' questions; None if they were not counted."""
+    answer_growth: Change | None = None
+    """By what share its answers to the same questions are longer than the reference's."""
     normalized: dict[str, float]
     """Each metric between its anchors: 0 at the anchor of 0 and beyond, 1 at the anchor of 1 and beyond."""
     score: float | None

@@ -19,10 +19,10 @@ from scoring.constraints import MEASURES, Constraints, violations
 from scoring.criteria import Criteria
 from scoring.divergence import Distributions, divergence
 from scoring.estimate import Evidence
-from scoring.items import Items
+from scoring.items import Items, growth
 from scoring.lead import Lead
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
-from scoring.results import Divergence, divergence_measures
+from scoring.results import Change, Divergence, divergence_measures
 from scoring.starts import Effects, comparable, log_means
 from scoring.units import GIB
 from stages.parts.base.errors import DamagedModel
@@ -97,6 +97,7 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
     reference = criteria.reference_variant
     losses = losses_of(samples, reference, criteria.task_loss)
     diverged, recovered = divergences(samples, reference), recoveries(samples, criteria)
+    growths = answer_growths(samples, reference)
     before_load = constraints.model_copy(update=dict.fromkeys(name for name in MEASURES if name not in BEFORE_LOAD))
     gates = {}
     for name, variant in measured.items():
@@ -108,6 +109,11 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
         if variant.agreement is not None and variant.agreement < AGREEMENT:
             violated.append(
                 f"its answers agree with its own probabilities by only {variant.agreement:.2f}, below {AGREEMENT:g}"
+            )
+        if (longer := growths.get(name)) and (longer.low or 0) > criteria.answer_growth:
+            violated.append(
+                f"its answers are {longer.value:.0%} longer than those of {reference} ({longer.low:.0%} to "
+                f"{longer.high:.0%}), beyond {criteria.answer_growth:.0%}"
             )
         gates[name] = _gate(violated, losses.get(name, {}))
     return gates
@@ -150,6 +156,25 @@ def recoveries(samples: Mapping[str, Samples], criteria: Criteria) -> dict[str, 
         name: Lead(float(log) - against, 0.0, variance, math.inf)
         for name, log, variance in zip(names, quality.logs, variances, strict=True)
     }
+
+
+def answer_tokens(samples: Samples) -> dict[tuple[str, str, int], int]:
+    """Count the tokens of the answers to the quality tasks' questions, by the items' places; without those that were
+    not counted."""
+    return {item.place: item.tokens for item in samples.items if isinstance(item, AccuracyItem) and item.tokens}
+
+
+def answer_growths(samples: Mapping[str, Samples], reference: str) -> dict[str, Change]:
+    """Estimate by what share each other variant's answers to the same questions are longer than the *reference*'s, in
+    tokens; none where fewer than two were counted of both."""
+    base = answer_tokens(samples[reference]) if reference in samples else {}
+    growths = {}
+    for name in [name for name in samples if name != reference]:
+        tokens = answer_tokens(samples[name])
+        places = [place for place in tokens if place in base]
+        if len(places) > 1:
+            growths[name] = growth(*(np.array([each[place] for place in places], float) for each in (base, tokens)))
+    return growths
 
 
 def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:

@@ -104,6 +104,8 @@ class AccuracyItem(_OfTask):
     kind: Literal["accuracy"] = "accuracy"
     correct: float
     """1 right, 0 wrong."""
+    tokens: int | None = None
+    """Of the answer; None where lm-eval asked, and in older samples."""
 
 
 class PerplexityItem(_OfTask):

@@ -16,6 +16,7 @@ from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
+from stages.parts.machine.environment import user_cache
 from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpu_ids, gpus, hardware, processor
 from stages.parts.model.adapter import CONFIG, WEIGHTS, changed_layers, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees, stated
@@ -200,8 +201,7 @@ def lora_arguments(adapters: Mapping[str, Path], mounted: Path | None = None) ->
 
 def cache_folder() -> Path:
     """Name the folder for what is kept for the installed version of vLLM, in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(home) / "slipway" / f"vllm-{installed_version('vllm')}"
+    return user_cache() / f"vllm-{installed_version('vllm')}"
 
 
 def asked_once(name: str, ask: Callable[[], Answer]) -> Answer:

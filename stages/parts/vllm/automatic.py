@@ -25,6 +25,7 @@ from stages.parts.base.serving_settings import AskedServing, Recipe, ReferenceSe
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import accelerator_of
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor, query_gpus
+from stages.parts.machine.hardware_table import kind_of
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
 from stages.parts.records.evaluation import grouped
@@ -103,8 +104,16 @@ class Requirements:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why variants can't be made from the model."""
 
-    def of(self, described: Description) -> Requirements:
-        """Adapt them to a model and its candidates."""
+    def untried(self, described: Description, place: Place) -> dict[str, str]:
+        """Say of the variants that *auto* does not try why. On hardware that the table lacks, it tries all it can."""
+        form, kind = described.form.name, kind_of(place.accelerator, place.processor)
+        names = [name for name in self.optimize.names if self.optimize.is_automatic(name)]
+        reasons = kind.untried(names) if kind else {}
+        reasons |= {name: why for name in names if (why := why_not_made(name, form, described.config))}
+        return {name: why for name, why in reasons.items() if name not in (form, self.reference)}
+
+    def of(self, described: Description, place: Place | None = None) -> Requirements:
+        """Adapt them to a model, its candidates and, if it is known, the hardware."""
         form, published = described.form.name, {}
         with contextlib.suppress(NotSizeable):
             model = with_stored(read_architecture(described.config), described.parameters)
@@ -113,6 +122,7 @@ class Requirements:
                     published[name] = explained(model, one.form.storage, one.weights_bytes)
         names = self.optimize.variants_of(form)
         left_out = {name: why for name in names if (why := why_not_made(name, form, described.config))}
+        left_out |= self.untried(described, place) if place else {}
         kept = (*(name for name in names if name not in left_out), *described.candidates)
         optimize = self.optimize.model_copy(update={"variants": kept})
         reference = form if self.reference == REFERENCE else self.reference
@@ -160,7 +170,7 @@ def decide(described: Description, required: Requirements, place: Place) -> Deci
     A model that can't be sized gets as many GPUs as its weights need, and its own longest context. Raise ConfigError if
     settings contradict each other, the model or the hardware; every contradiction is named. Raise UnusableModel if vLLM
     surely has no kernel for the format in which the model was published."""
-    required = required.of(described)
+    required = required.of(described, place)
     on_cpu = {
         name: why
         for name, model in described.all.items()

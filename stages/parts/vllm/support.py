@@ -7,6 +7,8 @@ import contextlib
 import importlib.metadata
 import tempfile
 from collections.abc import Iterable, Mapping
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -36,7 +38,6 @@ LAYERS: Final = {"attention": "model.layers.1.self_attn.o_proj", "mlp": "model.l
 
 
 VLLM_KERNELS: Final = "vllm.model_executor.kernels.linear."
-FALLBACK_HINT: Final = "optimize.allow_fallback=true measures it all the same"
 
 
 class Experts(NamedTuple):
@@ -65,7 +66,9 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     return Experts(total, active or 1, hidden, width, activation if gated else f"{activation}_no_mul")
 
 
-def missing_kernels(experts: Experts | None = None, dtype: str = "auto", *, lora: bool = False) -> dict[str, str]:
+def missing_kernels(
+    experts: Experts | None = None, dtype: str = "auto", *, lora: bool = False, allow_fallback: bool = False
+) -> dict[str, str]:
     """Ask vLLM which formats it can't serve here. Each has one sentence that says why.
 
     Its answer is kept for this version, hardware and formats.
@@ -74,12 +77,13 @@ def missing_kernels(experts: Experts | None = None, dtype: str = "auto", *, lora
         experts: of a model that has them.
         dtype: the type in which vLLM computes on a processor.
         lora: whether adapters are served with it.
+        allow_fallback: whether an emulation counts as a kernel for experts.
     """
-    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype, *(['lora'] if lora else [])])}"
-    return asked_once(name, lambda: _missing(experts, dtype, lora))
+    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype, lora, allow_fallback])}"
+    return asked_once(name, lambda: _missing(experts, dtype, lora=lora, allow_fallback=allow_fallback))
 
 
-def _missing(experts: Experts | None, dtype: str, lora: bool) -> dict[str, str]:
+def _missing(experts: Experts | None, dtype: str, *, lora: bool, allow_fallback: bool) -> dict[str, str]:
     missing, on_gpu = {}, serves_on_gpu()
     reason = _missing_on_gpu if on_gpu else _missing_on_cpu
     for name, record in FORMATS.items():
@@ -87,7 +91,7 @@ def _missing(experts: Experts | None, dtype: str, lora: bool) -> dict[str, str]:
         if lora and not on_gpu and record.kernel and record.kernel.lora_amx and (here := processor()) and not here.amx:
             why = why or f"vLLM's CPU build computes no LoRA adapters of {name} layers on processors without AMX"
         if experts:
-            why = why or _missing_for_experts(record, experts, dtype, on_gpu=on_gpu, lora=lora)
+            why = why or _missing_for_experts(record, experts, dtype, lora=lora, slow=allow_fallback)
         if why:
             missing[name] = why
     return missing
@@ -105,36 +109,48 @@ def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
     return f"vLLM's CPU build has no {label} kernel for {without}"
 
 
-def missing_for_published(form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto") -> str:
-    """Let vLLM build the layers of a published model, without memory for the weights, and say why it can't; empty if it
-    can. Its answer is kept for this version, hardware and config.json."""
+def missing_for_published(
+    form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto", *, allow_fallback: bool, lora: bool = False
+) -> str:
+    """Let vLLM build the layers of a published model, with *lora* for adapters, without memory for the weights, and say
+    why it can't; empty if it can. Unless *allow_fallback*, an emulation does not count as a kernel for experts. Its
+    answer is kept for this version, hardware and config.json."""
     if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor())):
         return why
-    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype])}"
-    return asked_once(name, lambda: {"missing": _unbuildable(form, config, dtype)})["missing"]
+    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype, allow_fallback, lora])}"
+    asked = partial(_unbuildable, form, config, dtype, slow_layers=True, slow_experts=allow_fallback, lora=lora)
+    return asked_once(name, lambda: {"missing": asked()})["missing"]
 
 
 def missing_for_preset(
-    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool
+    scheme: str,
+    config: Mapping[str, Any],
+    dtype: str = "auto",
+    *,
+    group_size: int,
+    allow_fallback: bool,
+    lora: bool = False,
 ) -> str:
-    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors; empty if it can.
-    Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
+    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors, with *lora* and
+    adapters; empty if it can. Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
 
     def ask() -> dict[str, str]:
         made = {**config, "quantization_config": preset_configuration(scheme, group_size=group_size)}
         form = format_of(made)
         on_cpu = "" if serves_on_gpu() else form.missing_on_cpu(made, processor())
-        return {"missing": on_cpu or _unbuildable(form, made, dtype, allow_fallback=allow_fallback)}
+        slow = allow_fallback
+        return {"missing": on_cpu or _unbuildable(form, made, dtype, slow_layers=slow, slow_experts=slow, lora=lora)}
 
-    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback]
+    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback, lora]
     return asked_once(f"kernels-{digest_of(asked)}", ask)["missing"]
 
 
-def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, allow_fallback: bool = True) -> str:
+def _unbuildable(
+    form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, slow_layers: bool, slow_experts: bool, lora: bool
+) -> str:
     import torch
     from vllm import distributed
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.linear import ReplicatedLinear
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
     from vllm.platforms import current_platform
@@ -147,7 +163,7 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str, *
         for method in QUANTIZATION_METHODS
     )
     settings, computed = VllmConfig(), getattr(torch, "bfloat16" if dtype == "auto" else dtype)
-    settings.model_config = SimpleNamespace(dtype=computed, is_moe=False)
+    settings.model_config = SimpleNamespace(dtype=computed, is_moe=False, quantization_config=None)
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(settings):
         if not distributed.model_parallel_is_initialized():
             distributed.init_distributed_environment(1, 0, f"file://{folder}/world", 0, "gloo")
@@ -163,24 +179,35 @@ def _unbuildable(form: PublishedFormat, config: Mapping[str, Any], dtype: str, *
             for layer, sizes in _linear_layers(config):
                 shape = " × ".join(map(str, sizes))
                 built = ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
-                if not allow_fallback and (kernel := _fallback(built)):
-                    return f"vLLM computes {form.name} here with {kernel}, which is slow; {FALLBACK_HINT}"
+                if not slow_layers and (kernel := _fallback(built)):
+                    return _slow(form.name, kernel)
             if experts := experts_of(config):
-                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}"
-                module = RoutedExperts.__new__(RoutedExperts)
-                torch.nn.Module.__init__(module)
-                module.moe_config = _described(experts, computed)
-                module.layer_name = "model.layers.1.mlp.experts"
-                for part in ("gate", "up", "down"):
-                    setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
-                quantization.get_quant_method(module, module.layer_name)
+                adapted = " with adapters" if lora else ""
+                shape = f"{experts.total} experts of {experts.hidden} × {experts.width}{adapted}"
+                backend = _emulation(_chosen_for_experts(experts, quantization, computed, lora=lora))
+                return _slow(f"{form.name} experts", backend) if backend and not slow_experts else ""
     except Exception as error:
-        last = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
+        last = (str(error).strip().splitlines() or [repr(error)])[-1].partition(" Candidate backends were")[0].strip()
         if not isinstance(error, (ValueError, NotImplementedError)) or "meta tensor" in last:
             say(f"vLLM does not tell whether it has a {form.name} kernel for a layer of {shape}: {error!r}")
             return ""
         return f"vLLM has no {form.name} kernel here for a layer of {shape}: {last}"
     return ""
+
+
+def _chosen_for_experts(experts: Experts, quantization: Any, dtype: Any, *, lora: bool) -> Iterable[object]:
+    """Let vLLM make the method that computes experts of a checkpoint, and list what it chose for it."""
+    import torch
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
+
+    module = RoutedExperts.__new__(RoutedExperts)
+    torch.nn.Module.__init__(module)
+    module.moe_config = _described(experts, dtype, lora=lora)
+    module.layer_name = "model.layers.1.mlp.experts"
+    for part in ("gate", "up", "down"):
+        setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
+    method: object = quantization.get_quant_method(module, module.layer_name)
+    return vars(method).values()
 
 
 def _fallback(layer: Any) -> str:
@@ -189,6 +216,17 @@ def _fallback(layer: Any) -> str:
     kernels = [type(part) for part in vars(layer.scheme).values() if type(part).__module__.startswith(VLLM_KERNELS)]
     slow = ("emulation",) if serves_on_gpu() else ("emulation", "pytorch")
     return next((each.__name__ for each in kernels if each.__module__.endswith(slow)), "")
+
+
+def _emulation(chosen: Iterable[object]) -> str:
+    """Name the backend among what vLLM *chose* for experts if it emulates one; empty otherwise."""
+    return next((str(each) for each in chosen if isinstance(each, Enum) and each.name == "EMULATION"), "")
+
+
+def _slow(what: str, kernel: str) -> str:
+    return (
+        f"vLLM computes {what} here with {kernel}, which is slow; optimize.allow_fallback=true measures it all the same"
+    )
 
 
 def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:
@@ -200,20 +238,21 @@ def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]
     return set()
 
 
-def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, on_gpu: bool, lora: bool) -> str | None:
+def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, lora: bool, slow: bool) -> str | None:
     import torch
     from vllm.platforms import current_platform
 
     if not record.choose_for_experts:
         return None
-    here = processor()
+    here, on_gpu = processor(), serves_on_gpu()
     automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
     if on_gpu:
         automatic = "bfloat16" if current_platform.has_device_capability(80) else "float16"
     computed = getattr(torch, automatic if dtype == "auto" else dtype)
     with contextlib.suppress(NotImplementedError):
-        record.choose_for_experts(_described(experts, computed, lora=lora))
-        return None
+        chosen = record.choose_for_experts(_described(experts, computed, lora=lora))
+        backend = "" if slow else _emulation(chosen)
+        return _slow(f"{record.storage.label} experts", backend) if backend else None
     without_amx = not on_gpu and here and not here.amx and record.kernel and record.kernel.experts_amx
     unusual = "" if experts.activation == "silu" else f" with {experts.activation}"
     unusual += " with LoRA adapters" if lora else ""

@@ -13,9 +13,11 @@ import pytest
 
 from pipeline.settings.config import load
 from stages.parts.base.errors import NotInstalled
+from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.machine.hardware import processor
+from stages.parts.machine.hardware_table import hardware_table, kind_of
 from tests.extras import need
 from tests.hub import HubServer
 from tests.hub.models import Stages, tiny_model
@@ -23,6 +25,7 @@ from tests.hub.models import Stages, tiny_model
 FOUR_BIT = "vLLM's CPU build has no 4-bit kernel for processors without AVX-512"
 ROOT = Path(__file__).parents[3]
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": f"{ROOT / 'tests' / 'processor'}:{ROOT}"}
+FLOATS = ("fp8", "fp8-block", "mxfp4", "nvfp4a16")
 CHOOSE = """
 from stages.parts.base.formats import FORMATS
 [record.kernel.choose_on_gpu() for record in FORMATS.values() if record.kernel]
@@ -127,7 +130,7 @@ def test_four_bit_needs_avx512_and_int8_does_not(stages: Stages) -> None:
         "awq": four_bit,
         "gptq": four_bit,
         "int8": "true",
-        **dict.fromkeys(("fp8", "fp8-block", "mxfp4", "nvfp4a16"), "false"),  # not among the variants
+        **dict.fromkeys((*FLOATS, "w4a16", "w8a8", "nvfp4"), "false"),  # not among the variants
         "candidates": "[]",
         "fetch": "false",
         "variants": "fp16,awq,gptq,int8" if here.avx512 else "fp16,int8",
@@ -226,12 +229,13 @@ def test_formats_that_vllm_lacks_or_only_emulates_are_left_out_by_name_before_th
     assert here is not None
     if here.amx:
         pytest.skip("the processor has AMX, and with it a kernel for fp8-block")
-    new = ("fp8", "fp8-block", "mxfp4", "nvfp4a16")
+    new = (*FLOATS, "w4a16", "w8a8", "nvfp4")
     settings = Optimize(variants=("fp16", *new)).model_dump_json()
     given = {"SLIPWAY_RUN": "r1", "XDG_CACHE_HOME": str(stages.folder)}
     assert stages.run("check", "--model", "org/wide", "--settings", settings, **given).returncode == 0
     outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
-    assert [outputs[name] for name in new] == ["false"] * 4
+    four_bit = str(here.avx512).lower()
+    assert [outputs[name] for name in new] == ["false"] * 4 + [four_bit, "true", "false"]
     fp8, *others = outputs["left-out"].splitlines()
     kernel = "ChannelWiseTorchFP8ScaledMMLinearKernel"
     assert fp8.startswith(f"fp8: vLLM computes fp8 here with {kernel}, which is slow; optimize.allow_fallback=true")
@@ -239,10 +243,62 @@ def test_formats_that_vllm_lacks_or_only_emulates_are_left_out_by_name_before_th
         "fp8-block: vLLM's CPU build has no fp8-block kernel for processors without AMX",
         "mxfp4: vLLM's CPU build has no mxfp4 kernel",
         "nvfp4a16: vLLM's CPU build has no nvfp4a16 kernel",
+        *([] if here.avx512 else ["w4a16: vLLM's CPU build has no w4a16 kernel for processors without AVX-512"]),
+        "nvfp4: vLLM's CPU build has no nvfp4 kernel",
     ]
+    table = hardware_table()["cpu-avx512" if here.avx512 else "cpu-avx2"]
+    assert kernel in table.left_out["fp8"].why, "configs/hardware names another kernel than vLLM"
+    assert {*new} <= table.left_out.keys()
     allowed = Optimize(variants=("fp16", *new), allow_fallback=True).model_dump_json()
     assert stages.run("check", "--model", "org/wide", "--settings", allowed, **given).returncode == 0
-    assert (stages.folder / "outputs" / "variants").read_text() == "fp16,fp8"
+    served = ["fp16", "fp8", *(["w4a16"] if here.avx512 else []), "w8a8"]
+    assert (stages.folder / "outputs" / "variants").read_text().split(",") == served
+
+
+WITH_AMX = """
+import json, sys, torch
+torch.cpu._is_amx_tile_supported = lambda: True
+from stages.parts.model.published import format_of, preset_configuration
+from stages.parts.vllm.support import _unbuildable
+made = json.loads(sys.argv[1]) | {"quantization_config": preset_configuration("W4A16")}
+print(*(f"said: {_unbuildable(format_of(made), made, 'bfloat16', lora=lora)}" for lora in (False, True)), sep="\\n")
+"""
+
+
+def test_vllm_is_asked_for_experts_with_the_adapters_that_are_served_with_them() -> None:
+    """On a processor with AMX, or as if it were one, vLLM computes 4-bit experts, but no adapters of them."""
+    need("vllm")
+    if not (here := processor()) or not here.avx512:
+        pytest.skip("the processor has no AVX-512")
+    wide = json.dumps(EXPERTS | WIDE | {"model_type": "qwen3_moe", "moe_intermediate_size": 256})
+    asked = subprocess.run([sys.executable, "-c", WITH_AMX, wide], stdout=subprocess.PIPE, text=True, check=True)
+    alone, with_adapters = [line for line in asked.stdout.splitlines() if line.startswith("said: ")]
+    assert alone == "said: "
+    assert with_adapters.startswith(
+        "said: vLLM has no w4a16 kernel here for a layer of 8 experts of 256 × 256 with adapters: No WNA16"
+    )
+
+
+def test_auto_tries_what_the_table_says_of_this_processor_and_says_why_not_the_others(stages: Stages) -> None:
+    kind = kind_of(None, processor())
+    assert kind is not None
+    for variants, tried in (
+        (("auto",), [*kind.first]),
+        (("auto", "awq", "-int8"), [*kind.first.keys() - {"int8"}, *(["awq"] if "awq" in kind.also else [])]),
+    ):
+        settings = Optimize(variants=variants).model_dump_json()
+        given = {"SLIPWAY_RUN": f"r{len(variants)}", "XDG_CACHE_HOME": str(stages.folder)}
+        ended = stages.run("check", "--model", "org/wide", "--settings", settings, **given)
+        assert ended.returncode == 0, ended.stderr
+        outputs = {path.name: path.read_text() for path in (stages.folder / "outputs").iterdir()}
+        assert sorted(outputs["variants"].split(",")) == sorted(["fp16", *tried])
+        assert {name for name in quantized_formats() if outputs[name] == "true"} == {*tried}
+    assert [name for name in FORMATS if f"{name}: " in outputs["left-out"]] == [
+        name for name in quantized_formats() if name not in (*tried, "int8", "awq" * (not kind.also))
+    ]
+    fp8 = "fp8: vLLM computes it with ChannelWiseTorchFP8ScaledMMLinearKernel, a slow stand-in, without AMX-FP8"
+    assert fp8 in outputs["left-out"].splitlines()
+    assert f"fp8 not tried: {fp8.removeprefix('fp8: ')}" in ended.stderr.splitlines()
 
 
 def test_experts_in_one_tensor_are_left_out_by_the_tensor_s_name(stages: Stages) -> None:

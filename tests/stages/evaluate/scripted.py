@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.evaluate.harness import evaluate
 from stages.evaluate.quality import FIRST
+from stages.parts.vllm.server import Server
 from tests.stages.parts.vllm.answering import Answering, Asked
 
 Said = dict[str, Any]
@@ -34,13 +35,17 @@ def scripted(right: int, script: Callable[[Asked, bool], Said]) -> Answering:
         with lock:
             left[0] -= 1
             be_right = left[0] >= 0
-        return 200, {"choices": [{"index": 0} | script(asked, be_right)]}
+        choice = script(asked, be_right)
+        return 200, {
+            "choices": [{"index": 0} | choice],
+            "usage": {"completion_tokens": len(json.dumps(choice).split())},
+        }
 
     return Answering(answer)
 
 
 def ask(
-    server: Answering, directory: Path, *tasks: str, part: Sequence[int | None] = (0, FIRST), **request: Any
+    server: Answering | Server, directory: Path, *tasks: str, part: Sequence[int | None] = (0, FIRST), **request: Any
 ) -> dict[str, Any]:
     """The harness's result."""
     given = {

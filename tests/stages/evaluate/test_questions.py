@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from scoring.constraints import Constraints
+from scoring.criteria import Criteria
 from stages.evaluate.quality import items_of, scores_of
 from stages.evaluate.questions import OWN, RECIPE, written
 from stages.evaluate.questions.instructions import MIXED
@@ -21,7 +23,8 @@ from stages.evaluate.questions.requests import SEED, Function, drawn, same, with
 from stages.parts.base.errors import ServerFailed
 from stages.parts.base.store import digest_of
 from stages.parts.model.corpora import read_documents
-from stages.parts.samples.lines import AccuracyItem, PerplexityItem
+from stages.parts.samples.evidence import Measured, gates_of
+from stages.parts.samples.lines import AccuracyItem, PerplexityItem, Samples
 from stages.parts.vllm.client import Access
 from tests.demo.corpus import ngrams
 from tests.stages.evaluate.scripted import Said, ask, chat, model, prompt_of, scripted
@@ -75,6 +78,20 @@ def test_a_task_s_score_is_the_share_of_right_answers(tmp_path: Path, task: str,
     assert sum(each.correct for each in items) == right
     assert [each.doc_id for each in items] == list(range(QUESTIONS))
     assert len({each.doc_hash for each in items}) == QUESTIONS
+    assert all(each.tokens for each in items), "the server's own count of each answer"
+
+
+@pytest.mark.parametrize(("task", "script"), [("structured_output", structured), ("tool_calls", called)])
+def test_a_model_that_breaks_json_or_calls_fails_the_gate(tmp_path: Path, task: str, script: Any) -> None:
+    answers = {}
+    for name, right in (("fp16", 400), ("broken", 320)):
+        with scripted(right, script) as server:
+            found = ask(server, model(tmp_path / "model"), task, part=[0, 400])
+        answers[name] = Measured(Samples(items=tuple(items_of(found))), 1.0)
+    gates = gates_of(answers, Criteria(), Constraints())
+    assert gates["fp16"].verdict == "pass"
+    assert gates["broken"].verdict == "fail"
+    assert f"loses 20.0% of {task}" in gates["broken"].reasons[0]
 
 
 def test_calls_that_the_server_finds_count_like_those_that_stay_in_the_text(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.optimize.gptqmodel_job import KIND, calibration_digest, sequences
+from stages.optimize.job import KIND, calibration_digest, sequences
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Calibration
 from stages.parts.base.settings import CONFIGS

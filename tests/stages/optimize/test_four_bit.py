@@ -114,7 +114,7 @@ def test_only_a_processor_without_bf16_changes_the_key(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     told = {}
     for found in (None, WITH_BF16, WITHOUT_BF16):
-        monkeypatch.setattr("stages.optimize.four_bit.processor", lambda found=found: found)
+        monkeypatch.setattr("stages.optimize.job.processor", lambda found=found: found)
         told[found] = identify("awq", base, asked)["parameters"]
     assert told[None] == told[WITH_BF16]
     assert told[WITHOUT_BF16] == told[WITH_BF16] | {"linear_layers_computed_in": "float32"}

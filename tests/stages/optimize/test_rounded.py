@@ -328,6 +328,17 @@ def test_a_preset_is_what_a_publisher_of_it_would_write(demo: ModelStore, name: 
     }
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_matrices_of_many_blocks_give_the_same_bytes(
+    demo: ModelStore, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a real model: then a layer's one scale has fewer bytes than a matrix has blocks."""
+    monkeypatch.setattr("stages.optimize.rounded.BLOCK_BYTES", 1000)
+    store = acquire(DEMO, tmp_path)
+    record, _ = ensure(store, name, Optimize())
+    assert record.digest == variant(demo, name).digest
+
+
 def test_layers_that_vllm_merges_share_a_global_scale(demo: ModelStore) -> None:
     made, before = tensors(demo.optimized("nvfp4a16")), tensors(demo.base)
     merged = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]

@@ -61,13 +61,17 @@ def test_with_targets_the_cost_is_at_the_goodput(store):
 
 
 def test_the_interval_of_the_cost_is_that_of_the_rate(store):
-    cost = cost_of(read(store, "awq"), Price(per_hour=3.6), Lead(math.log(120), math.log(1.1) ** 2, 0.0, math.inf))
+    cost = cost_of(
+        read(store, "awq"), Price(per_hour=3.6), Lead(math.log(120), math.log(1.1) ** 2, 0.0, math.inf), 250.0
+    )
     assert cost is not None
     factor = 1.1**1.959964
     assert (cost.low, cost.high) == pytest.approx((cost.value / factor, cost.value * factor))
-    unknown = cost_of(read(store, "awq"), Price(per_hour=3.6), Lead.of_starts([math.log(120)]))
+    unknown = cost_of(read(store, "awq"), Price(per_hour=3.6), Lead.of_starts([math.log(120)]), None)
     assert unknown is not None
     assert unknown.low == unknown.value == unknown.high
+    assert cost.answers == pytest.approx(cost.value / 4), "a thousand of 250 tokens are a quarter of a million"
+    assert unknown.answers is None
 
 
 def test_without_a_price_there_is_no_cost_and_with_another_price_another_decision(store):

@@ -13,13 +13,15 @@ from scoring.constraints import AtLeast, Constraints
 from scoring.criteria import Weights
 from scoring.profile import Profile
 from stages.parts.base.errors import DamagedModel, Incomplete, NoWinner
+from stages.parts.base.formats import quantized_formats
+from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.program import outcomes
 from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import candidate, current_release
-from stages.select.selection import measured_variants, select
+from stages.select.selection import measured_variants, select, tried
 from tests.samples import ITEMS, MODEL, base, evaluation, measured_store, outcome, variant
 
 BALANCED = Profile(name="balanced")
@@ -195,6 +197,16 @@ def test_a_variant_that_cannot_be_served_here_is_named_with_the_cause_though_an_
     assert {each.excluded for each in decision.candidates[-2:]} == {"vLLM has no 4-bit kernel for this GPU"}
     # That was known before anything was made: nothing is missing.
     assert (decision.outcome, decision.missing) == ("decided", ())
+
+
+def test_what_auto_did_not_try_is_neither_excluded_nor_missing(store, monkeypatch):
+    untried = [name for name in quantized_formats() if name not in VARIANTS]
+    for name in untried:
+        outcome(store, RUN, "check", name, "not tried", why="other variants come first")
+    assert tried(store, Optimize(), "fp16") == ["fp16", "awq", "gptq"]
+    monkeypatch.delenv("SLIPWAY_RUN")
+    assert tried(store, Optimize(), "fp16") == ["fp16", "awq", "gptq"]
+    assert tried(store, Optimize(variants=("auto", "int8")), "fp16") == ["fp16", "awq", "gptq", "int8"]
 
 
 def test_a_variant_that_failed_a_gate_before_any_load_is_excluded_by_it_and_not_missing(store):

@@ -12,7 +12,7 @@ import pytest
 from scoring.choice import judge
 from scoring.constraints import Constraints
 from scoring.criteria import Criteria, Values
-from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, recoveries, speeds
+from stages.parts.samples.evidence import Measured, answer_growths, evidence_of, gates_of, losses_of, recoveries, speeds
 from stages.parts.samples.lines import LoadRun, LoadSamples, PerplexityItem, Samples, TimedRequest
 from tests.samples import TASK, answer, held_out
 
@@ -168,6 +168,37 @@ def test_a_server_that_does_not_generate_what_it_finds_likely_fails() -> None:
     found = gates_of(given, CRITERIA, Constraints())
     assert found["fp16"].verdict == "pass"
     assert found["broken"].reasons == ("its answers agree with its own probabilities by only 0.60, below 0.9",)
+
+
+def test_answers_that_are_much_longer_than_the_reference_s_fail() -> None:
+    """Each of them costs more, however fast its tokens are."""
+    lengths = np.random.default_rng(0).integers(20, 400, ITEMS)
+
+    def answering(times: float, counted: int = ITEMS, seed: int = 1) -> Samples:
+        spread = np.random.default_rng(seed).uniform(0.5, 1.5, ITEMS)
+        tokens = [max(1, round(length * times * by)) for length, by in zip(lengths, spread, strict=True)]
+        given = samples()
+        items = [
+            item.model_copy(update={"tokens": tokens[place]}) if place < counted else item
+            for place, item in enumerate(given.items)
+        ]
+        return replace(given, items=tuple(items))
+
+    given = {
+        "fp16": answering(1.0),
+        "alike": answering(1.0, seed=2),
+        "longer": answering(1.15, seed=3),
+        "rambling": answering(2.0, seed=4),
+        "hardly counted": answering(1.4, counted=3, seed=5),
+        "not counted": answering(2.0, counted=0),
+    }
+    found = gates_of({name: measured(each) for name, each in given.items()}, CRITERIA, Constraints())
+    assert {name for name, gate in found.items() if gate.verdict != "pass"} == {"rambling"}
+    (why,) = found["rambling"].reasons
+    assert why == "its answers are 102% longer than those of fp16 (98% to 106%), beyond 20%"
+    growths = answer_growths(given, "fp16")
+    assert growths["longer"].value == pytest.approx(0.15, abs=0.03)
+    assert "not counted" not in growths
 
 
 def test_a_loss_on_one_of_two_tasks_is_enough() -> None:
