@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.settings.config import load
-from stages.parts.base.errors import NotInstalled
+from stages.parts.base.errors import NotInstalled, UnusableModel
 from stages.parts.base.formats import FORMATS, quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.machine.hardware import processor
 from stages.parts.machine.hardware_table import hardware_table, kind_of
+from stages.parts.model.description import Description
+from stages.parts.vllm.support import refuse_unserved_family
 from tests.extras import need
 from tests.hub import HubServer
 from tests.hub.models import Stages, tiny_model
@@ -81,6 +83,7 @@ CONFIGS = PUBLISHED | {
         "dtype": "bfloat16",
     },
     "unknown": CONFIG | {"architectures": ["ANewLlamaForCausalLM"]},
+    "jamba": CONFIG | {"architectures": ["JambaForCausalLM"], "model_type": "jamba"},
     "known-to-transformers": CONFIG | {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"},
 }
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
@@ -324,6 +327,10 @@ def test_a_model_that_sees_is_refused_with_the_command_that_brings_what_it_needs
     [
         ("narrow-experts", "vLLM's CPU build has no 16-bit kernel for experts of 48 × 64 here"),
         ("unknown", "has no class for ANewLlamaForCausalLM, and Transformers none that it takes"),
+        (
+            "jamba",
+            "vLLM does not serve it without a GPU: with a small jamba model it failed: IndexError: Dimension out",
+        ),
     ],
 )
 def test_a_model_that_the_installed_vllm_cannot_serve_is_refused(stages: Stages, model: str, said: str) -> None:
@@ -332,6 +339,15 @@ def test_a_model_that_the_installed_vllm_cannot_serve_is_refused(stages: Stages,
     assert said in ended.stderr
     assert "  hint: " in ended.stderr
     assert not (stages.folder / "outputs" / "variants").exists()
+
+
+def test_without_a_gpu_a_family_whose_pictures_fail_is_served_by_its_language_part_alone() -> None:
+    config = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {}}
+    described = Description("org/name", None, config, None)
+    with pytest.raises(UnusableModel, match="shows it no picture without a GPU: with a small llama4 model") as refused:
+        refuse_unserved_family(described, text_only=False)
+    assert refused.value.hint.endswith("--set serving.text_only=true")
+    refuse_unserved_family(described, text_only=True)
 
 
 def test_a_class_of_transformers_is_enough_where_vllm_runs_it(stages: Stages) -> None:
