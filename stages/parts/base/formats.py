@@ -11,7 +11,6 @@ import pkgutil
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -126,6 +125,11 @@ FORMATS: Final[Mapping[str, Format]] = Formats(
 """Where the record of each format stands, as ``module:name``."""
 
 
+FAILURES: Final[Mapping[str, Mapping[str, str]]] = json.loads(Path(__file__).with_name("failures.json").read_bytes())
+"""What failed when a small model of each family was made and served (``make models``), by what was tried and
+``model_type``."""
+
+
 def quantized_formats() -> tuple[str, ...]:
     """All formats but the reference, with which they are compared."""
     return tuple(name for name in FORMATS if name != REFERENCE)
@@ -144,17 +148,9 @@ def why_failed(what: str, config: Mapping[str, Any]) -> str:
 
     *what*: a format; ``REFERENCE``, which was served without a GPU; or ``picture``, shown to that.
     """
-    failed = failures().get(what, {})
+    failed = FAILURES.get(what, {})
     types = (str(part.get("model_type")) for part in (config, config.get("text_config") or {}))
     return next((f"with a small {each} model it failed: {failed[each]}" for each in types if each in failed), "")
-
-
-@cache
-def failures() -> Mapping[str, Mapping[str, str]]:
-    """Read what failed when a small model of each family was made and served (``make models``): the error, by what was
-    tried and ``model_type``."""
-    read: Mapping[str, Mapping[str, str]] = json.loads(Path(__file__).with_name("failures.json").read_bytes())
-    return read
 
 
 def storage_of(name: str, group_size: int) -> Storage:
