@@ -26,12 +26,8 @@ class Box(NamedTuple):
     bottom: float
 
     def overlaps(self, other: Box, room: float = 0.0) -> bool:
-        return (
-            self.left < other.right + room
-            and other.left < self.right + room
-            and self.top < other.bottom + room
-            and other.top < self.bottom + room
-        )
+        beside = self.left < other.right + room and other.left < self.right + room
+        return beside and self.top < other.bottom + room and other.top < self.bottom + room
 
     def encloses(self, other: Box) -> bool:
         inside = self.left <= other.left and other.right <= self.right
@@ -54,7 +50,7 @@ def placed(
     labels: list[Box] = []
     lines: list[Box] = []
     for mark, size in zip(marks, sizes, strict=True):
-        tried = list(_around(mark, *size))
+        tried = _around(mark, *size)
         free = [
             label
             for label in tried
@@ -89,10 +85,9 @@ def _around(mark: Box, width: float, height: float) -> list[_Label]:
     for distance in DISTANCES:
         for number in range(DIRECTIONS):
             angle = 2 * math.pi * number / DIRECTIONS
-            middle = x + math.cos(angle) * (distance + width / 2), y + math.sin(angle) * (distance + height / 2)
-            box = Box(
-                *(middle[0] - width / 2, middle[1] - height / 2), *(middle[0] + width / 2, middle[1] + height / 2)
-            )
+            left = x + math.cos(angle) * (distance + width / 2) - width / 2
+            top = y + math.sin(angle) * (distance + height / 2) - height / 2
+            box = Box(left, top, left + width, top + height)
             end = box.nearest(x, y)
             points = [(x + (end[0] - x) * step / STEPS, y + (end[1] - y) * step / STEPS) for step in range(1, STEPS)]
             line = tuple(Box(a - 1, b - 1, a + 1, b + 1) for a, b in points)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from markupsafe import Markup, escape
@@ -45,7 +46,7 @@ MARK: Final = 8
 RING: Final = 12
 """Radius of the ring around the chosen one's mark."""
 HEIGHT: Final = 400
-LEFT, RIGHT, TOP, BOTTOM = 58, 22, 16, 50
+LEFT, RIGHT, TOP, BOTTOM = 66, 22, 16, 50
 """Margins around the area of a plot."""
 LABEL_HEIGHT: Final = 16
 CHARACTER_WIDTH: Final = 8.8
@@ -101,7 +102,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to coordinates; the first tick lies at *start*, which may be the larger coordinate."""
+    """Maps values to coordinates; the first tick lies at *start*, which may be the larger coordinate. What is beyond
+    the ticks lies at the ends."""
 
     ticks: Sequence[float]
     """Values that have a grid line and a number, from the lowest to the highest of the scale."""
@@ -110,7 +112,9 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, value = (math.log(each) if self.log else each for each in (self.ticks[0], self.ticks[-1], value))
+        low, high = self.ticks[0], self.ticks[-1]
+        value = min(max(value, low), high)
+        low, high, value = (math.log(each) if self.log else each for each in (low, high, value))
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 2)
 
 
@@ -146,25 +150,22 @@ def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[
     description += ". The line is the Pareto front."
     log = max(point.x for point in points) >= DECADE * min(point.x for point in points) > 0
     x_ticks = (decades if log else ticks)(*_reach([(point.x, point.x_interval) for point in points], log=log))
-    edge = 2 * max(
-        (end for point in points if point.eligible for end in (point.y, *(point.y_interval or ()))), default=0.0
-    )
-    far = [point.y > edge > 0 and not point.eligible for point in points]
-    drawn = [
-        replace(each, y=edge, y_interval=None) if is_far else each for each, is_far in zip(points, far, strict=True)
-    ]
-    y = Scale(ticks(*_reach([(point.y, point.y_interval) for point in drawn])), HEIGHT - BOTTOM, TOP)
+    edge = 2 * max((end for each in points if each.eligible for end in (each.y, *(each.y_interval or ()))), default=0.0)
+    inside = [point for point in points if point.eligible or not point.y > edge > 0]
+    y = Scale(ticks(*_reach([(point.y, point.y_interval) for point in inside])), HEIGHT - BOTTOM, TOP)
     figures = []
     for ending, width in (("", 2 * WIDTH), (NARROW, WIDTH)):
         x = Scale(x_ticks, LEFT, width - RIGHT, log)
-        names = [str(number) if ending else point.variant for number, point in enumerate(points, 1)]
-        names = [f"{n}: {p.y:.1f}% ↑" if is_far else n for n, p, is_far in zip(names, points, far, strict=True)]
-        steps = _front_steps(front(drawn), x, y)
+        names = [
+            (str(number) if ending else point.variant) + ("" if point in inside else f": {point.y:.1f}% ↑")
+            for number, point in enumerate(points, 1)
+        ]
+        steps = _front_steps(front(points), x, y)
         parts = [_axes(x_label, x, y_label, y), *(line(*step, "front") for step in steps)]
         parts += [line(x.start, y(0), x.end, y(0), "reference")] if y.ticks[0] <= 0 <= y.ticks[-1] else []
-        parts += [_error_bars(point, x, y) for point in drawn]
-        labels = _labels(drawn, names, steps, x, y)
-        parts += [*(leader for leader, _ in labels), *(_mark(point, x, y) for point in drawn)]
+        parts += [_error_bars(point, x, y) for point in points]
+        labels = _labels(points, names, steps, x, y)
+        parts += [*(leader for leader, _ in labels), *(_mark(point, x, y) for point in points)]
         parts += [label for _, label in labels]
         figures.append(figure(f"{name}{ending}", title, description, (width, HEIGHT), parts))
     return figures[0], figures[1]
@@ -232,12 +233,9 @@ def _axes(x_label: str, x: Scale, y_label: str, y: Scale) -> Markup:
 def _front_steps(points: Sequence[Point], x: Scale, y: Scale) -> list[Box]:
     """Find the lines that fall at each point and stay level to the next."""
     corners = [(x(point.x), y(point.y)) for point in points]
-    ends = [*(at for at, _ in corners[1:]), x.end]
-    down = [
-        Box(at, above, at, height)
-        for (at, height), above in zip(corners, [TOP, *(h for _, h in corners)], strict=False)
-    ]
-    return down + [Box(at, height, end, height) for (at, height), end in zip(corners, ends, strict=False)]
+    pairs = list(pairwise([(0.0, TOP), *corners, (x.end, 0.0)]))
+    down = [Box(at, above, at, height) for (_, above), (at, height) in pairs[:-1]]
+    return down + [Box(at, height, end, height) for (at, height), (end, _) in pairs[1:]]
 
 
 def _error_bars(point: Point, x: Scale, y: Scale) -> Markup:
@@ -248,14 +246,8 @@ def _error_bars(point: Point, x: Scale, y: Scale) -> Markup:
 def _bars(point: Point, x: Scale, y: Scale) -> list[Box]:
     """Find where the bars of the intervals are: they end at the edges of the plot."""
     (left, right), (low, high) = point.x_interval or (0.0, 0.0), point.y_interval or (0.0, 0.0)
-    at, height, (first, last), (least, most) = (
-        x(point.x),
-        y(point.y),
-        x.ticks[:: len(x.ticks) - 1],
-        y.ticks[:: len(y.ticks) - 1],
-    )
-    bars = [Box(x(max(left, first)), height, x(min(right, last)), height)] if left < right else []
-    return bars + ([Box(at, y(min(high, most)), at, y(max(low, least)))] if low < high else [])
+    bars = [Box(x(left), y(point.y), x(right), y(point.y))] if left < right else []
+    return bars + ([Box(x(point.x), y(high), x(point.x), y(low))] if low < high else [])
 
 
 def _mark(point: Point, x: Scale, y: Scale) -> Markup:
