@@ -145,7 +145,8 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> tuple[Markup, Markup]:
     """Plot y against x, with the Pareto front where both are low: for a wide screen, with names beside the marks, and
-    for a small one, with the points' numbers in their place. *name* is unique in the page."""
+    for a small one, with the points' numbers in their place. The first point lies on top. *name* is unique in the
+    page."""
     description = "; ".join(f"{each.variant}: {x_label} {_number(each.x)}, {y_label} {each.y:.3g}" for each in points)
     description += ". The line is the Pareto front."
     log = max(point.x for point in points) >= DECADE * min(point.x for point in points) > 0
@@ -165,7 +166,7 @@ def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[
         parts += [line(x.start, y(0), x.end, y(0), "reference")] if y.ticks[0] <= 0 <= y.ticks[-1] else []
         parts += [_error_bars(point, x, y) for point in points]
         labels = _labels(points, names, steps, x, y)
-        parts += [*(leader for leader, _ in labels), *(_mark(point, x, y) for point in points)]
+        parts += [*(leader for leader, _ in labels), *(_mark(point, x, y) for point in reversed(points))]
         parts += [label for _, label in labels]
         figures.append(figure(f"{name}{ending}", title, description, (width, HEIGHT), parts))
     return figures[0], figures[1]

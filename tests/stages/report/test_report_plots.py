@@ -33,8 +33,9 @@ STYLE = Style(1)
 
 
 def marks(svg: str) -> list[tuple[float, float]]:
+    """The places of the marks; the first of the points is drawn last, on top."""
     found = re.findall(r'<g class="mark[^>]* transform="translate\(([\d.]+) ([\d.]+)\)"', svg)
-    return [(float(x), float(y)) for x, y in found]
+    return [(float(x), float(y)) for x, y in reversed(found)]
 
 
 def labels(svg: str) -> dict[str, Box]:
