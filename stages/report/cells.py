@@ -8,8 +8,9 @@ from typing import Final
 
 from markupsafe import Markup
 
+from scoring.names import recipe_of, variant_of
 from scoring.units import GIB
-from stages.report.plots import legend_mark
+from stages.report.plots import Style, legend_mark
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class Cell:
     css: str = ""
     """Classes of the style sheet, separated by spaces."""
     code: bool = False
-    columns: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,25 @@ class Fact:
 
 @dataclass(frozen=True)
 class Variants:
-    """The color and mark of each variant, the same in the whole page; style 0 is the reference's."""
+    """The color and mark of each variant, the same in the whole page."""
 
-    styles: dict[str, int]
+    styles: dict[str, Style]
+
+    @classmethod
+    def styled(cls, names: Iterable[str], reference: str) -> Variants:
+        """Give each format a color and a shape, and each recipe a sign; those of the *reference* are the first."""
+        candidates = {*names, reference}
+        formats = sorted({variant_of(name) for name in candidates} - {variant_of(reference)})
+        recipes = sorted({recipe_of(name) for name in candidates} - {""})
+        numbers = {name: number for number, name in enumerate([variant_of(reference), *formats])}
+        signs = {name: number for number, name in enumerate(["", *recipes])}
+        return cls({name: Style(numbers[variant_of(name)], signs[recipe_of(name)]) for name in candidates})
 
     def mark(self, name: str) -> Markup:
         return legend_mark(self.styles[name])
 
     def cell(self, name: str, *small: str) -> Cell:
         return Cell((name,), small, mark=self.mark(name))
-
-    def cells(self, names: Iterable[str]) -> tuple[Cell, ...]:
-        return tuple(self.cell(name) for name in names)
 
 
 def cell(text: str, *small: str, css: str = "", code: bool = False) -> Cell:

@@ -13,10 +13,10 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import DEFAULT_SLO, Workload
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.records.evaluation import Capacity, Evaluation, Load, Percentiles
+from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Load, Percentiles, grouped
 from stages.parts.records.variant import Variant
 from stages.parts.vllm.prediction import predict, sized
-from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, gib, heads, interval, percent, row
+from stages.report.cells import ABSENT, Cell, Fact, Table, Variants, cell, count, gib, heads, interval, percent, row
 from stages.report.run_report import PredictedFigures
 
 LATENCIES: Final = {
@@ -25,7 +25,6 @@ LATENCIES: Final = {
     "itl_ms": "Inter-token latency",
     "e2el_ms": "End to end",
 }
-ROUNDS_SHOWN: Final = 6
 USUAL_S: Final[float] = Workload.model_fields["steady_s"].default
 
 
@@ -47,7 +46,7 @@ def explanation(evaluation: Evaluation) -> str:
         )
     return (
         "The times of requests that arrive at random, with the same prompts at the same times for every variant. "
-        f"{duration} Below each time: the 95% intervals of its percentiles."
+        f"{duration} Below the times: the 95% interval of their 95th percentile."
     )
 
 
@@ -67,58 +66,60 @@ def rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table 
         output = cell(f"{capacity.output_tokens_per_s:,.0f} tokens/s", *span)
         name, rate = variants.cell(evaluation.variant), cell(_requests_per_s(capacity))
         rows.append(row(name, rate, output, cell(tried, css="text")))
-    titles = heads("Variant", "Capacity", "Output", "Rate in requests/s: share of requests within the targets")
-    return Table("rates", titles, tuple(rows)) if rows else None
+    targets = next((evaluation.capacity for evaluation in evaluations if evaluation.capacity), None)
+    if targets is None:
+        return None
+    title = cell("Capacity", "95% of requests", *_within(targets), css="wrapped")
+    shares = cell("Rate in requests/s: share of requests within the targets", css="text")
+    return Table("rates", (*heads("Variant"), title, *heads("Output"), shares), tuple(rows))
 
 
 def _requests_per_s(capacity: Capacity) -> str:
     return f"{'≥ ' if capacity.is_lower_bound else ''}{capacity.requests_per_s:.3g} requests/s"
 
 
+def times(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
+    """Make one row for each variant, with the percentiles of its latencies."""
+    titles = [cell(title, "ms, p50 / p95 / p99") for title in LATENCIES.values()]
+    rows = [
+        row(variants.cell(each.variant), *(_percentiles(getattr(each.load, field)) for field in LATENCIES))
+        for each in evaluations
+    ]
+    return Table("times", (*heads("Variant"), *titles), tuple(rows))
+
+
 def measures(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
-    """Make one row for each measure of speed and memory, one column for each variant."""
-
-    def each_of(label: Cell, shown: Callable[[Evaluation], Cell]) -> Row:
-        return row(label, *map(shown, evaluations))
-
-    rows = []
-    for field, label in LATENCIES.items():
-        times = [_percentiles(getattr(evaluation.load, field)) for evaluation in evaluations]
-        rows.append(row(cell(label, "ms, p50 / p95 / p99"), *times))
-    rows.append(each_of(cell("Output tokens/s", "mean, and each round"), _rates))
+    """Make one row for each variant, with its rates and its memory."""
     targets = next((evaluation.goodput for evaluation in evaluations if evaluation.goodput), None)
-    if targets:
-        within = f"within {targets.ttft_ms:g} ms to the first token and {targets.tpot_ms:g} ms per token"
-        if (targets.ttft_ms, targets.tpot_ms) == (DEFAULT_SLO.ttft_ms, DEFAULT_SLO.tpot_ms):
-            within += ", the default targets"
-        rows.append(each_of(cell("Capacity", f"95% {within}"), _capacity))
-        rows.append(each_of(cell("Goodput", within), _goodput))
-    rows.append(each_of(cell("Requests"), lambda run: cell(str(run.load.requests))))
-    rows.append(each_of(cell("Weights"), lambda run: cell(f"{si(run.memory.weights_bytes)}B")))
-    rows.append(each_of(cell("Peak memory of the server"), _peak))
-    rows.append(each_of(cell("KV cache", "tokens"), lambda run: cell(f"{run.memory.kv_cache_tokens:,}")))
-    rows.append(each_of(cell("Kernel", "of the quantized layers, from vLLM’s log"), _kernel))
-    names = variants.cells(evaluation.variant for evaluation in evaluations)
-    return Table("load", (*heads("Measure"), *names), tuple(rows))
+    goodput = [cell("Goodput", *_within(targets), css="wrapped")] if targets else []
+    titles = (*heads("Variant"), cell("Output tokens/s", "mean, and all rounds"), *goodput, *heads("Weights"))
+    titles += (*heads("Peak memory"), cell("KV cache", "tokens"), cell("Kernel", "of the quantized layers"))
+    rows = []
+    for evaluation in evaluations:
+        memory, good = evaluation.memory, [_goodput(evaluation)] if targets else []
+        weights, tokens = cell(f"{si(memory.weights_bytes)}B"), cell(f"{memory.kv_cache_tokens:,}")
+        cells = (_rates(evaluation), *good, weights, _peak(evaluation), tokens, _kernel(evaluation))
+        rows.append(row(variants.cell(evaluation.variant), *cells))
+    return Table("load", titles, tuple(rows))
+
+
+def _within(targets: Goodput | Capacity) -> tuple[str, ...]:
+    is_default = (targets.ttft_ms, targets.tpot_ms) == (DEFAULT_SLO.ttft_ms, DEFAULT_SLO.tpot_ms)
+    within = f"within {targets.ttft_ms:g} ms to the first token and {targets.tpot_ms:g} ms per token"
+    return (within, "the default targets") if is_default else (within,)
 
 
 def _percentiles(times: Percentiles) -> Cell:
     digits = 1 if times.p99 < 1000 else 0
     text = " / ".join(f"{value:,.{digits}f}" for value in (times.p50, times.p95, times.p99))
-    if (ends := times.intervals) is None:
-        return cell(text)
-    return cell(text, " / ".join(interval(*reach, digits) for reach in (ends.p50, ends.p95, ends.p99)))
+    return cell(text, *([f"p95 {interval(*times.intervals.p95, digits)}"] if times.intervals else []))
 
 
 def _rates(evaluation: Evaluation) -> Cell:
-    rounds = [f"{run.output_tokens_per_s:,.0f}" for run in evaluation.rounds]
-    listed = " · ".join(rounds[:ROUNDS_SHOWN]) + (" …" if len(rounds) > ROUNDS_SHOWN else "")
-    return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", listed)
-
-
-def _capacity(evaluation: Evaluation) -> Cell:
-    capacity = evaluation.capacity
-    return cell(_requests_per_s(capacity), f"{capacity.output_tokens_per_s:,.0f} tokens/s") if capacity else ABSENT
+    rates = [run.output_tokens_per_s for run in evaluation.rounds]
+    reach = f"{interval(min(rates), max(rates), 0)} in {count(len(rates), 'round')}" if rates else ""
+    requests = f"{count(evaluation.load.requests, 'request')}"
+    return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", *filter(None, [reach]), requests)
 
 
 def _goodput(evaluation: Evaluation) -> Cell:
@@ -171,10 +172,16 @@ def predictions(
     return tuple(figures)
 
 
+def fallbacks(evaluations: Sequence[Evaluation]) -> list[Fact]:
+    """List what vLLM said of slower paths, and the variants that it said it of."""
+    lines = {evaluation.variant: "; ".join(evaluation.engine.fallbacks[:4]) for evaluation in evaluations}
+    return [Fact(", ".join(names), text) for text, names in grouped(lines).items() if text]
+
+
 def predicted(
     figures: Sequence[PredictedFigures], evaluations: Sequence[Evaluation], variants: Variants
 ) -> Table | None:
-    """Make one row for each figure, one column for each variant; None without a prediction."""
+    """Make one row for each variant, one column for each figure; None without a prediction."""
     by_variant = {prediction.variant: prediction for prediction in figures}
     pairs = [
         (by_variant[evaluation.variant], evaluation) for evaluation in evaluations if evaluation.variant in by_variant
@@ -182,16 +189,21 @@ def predicted(
     if not pairs:
         return None
     tokens, ms = "{:,.0f}".format, "{:,.1f}".format
-    cells = {
-        cell("Weights"): [_cell(p.weights_bytes, e.memory.weights_bytes, _size) for p, e in pairs],
-        cell("KV cache", "tokens"): [_cell(p.kv_cache_tokens, e.memory.kv_cache_tokens, tokens) for p, e in pairs],
-    }
-    if any(p.tpot_ms for p, _ in pairs):
-        cells[cell("TTFT", "mean, ms")] = [_cell(p.ttft_ms, e.load.ttft_ms.mean, ms) for p, e in pairs]
-        cells[cell("TPOT", "mean, ms")] = [_cell(p.tpot_ms, e.load.tpot_ms.mean, ms) for p, e in pairs]
-    names = variants.cells(evaluation.variant for _, evaluation in pairs)
-    rows = tuple(row(label, *figures_of) for label, figures_of in cells.items())
-    return Table("predicted", (*heads("Predicted"), *names), rows)
+    timed = any(prediction.tpot_ms for prediction, _ in pairs)
+    titles = [*heads("Variant", "Weights"), cell("KV cache", "tokens")]
+    titles += [cell("TTFT", "mean, ms"), cell("TPOT", "mean, ms")] if timed else []
+    rows = []
+    for prediction, evaluation in pairs:
+        memory, load = evaluation.memory, evaluation.load
+        cells = [_cell(prediction.weights_bytes, memory.weights_bytes, _size)]
+        cells += [_cell(prediction.kv_cache_tokens, memory.kv_cache_tokens, tokens)]
+        if timed:
+            cells += [
+                _cell(prediction.ttft_ms, load.ttft_ms.mean, ms),
+                _cell(prediction.tpot_ms, load.tpot_ms.mean, ms),
+            ]
+        rows.append(row(variants.cell(evaluation.variant), *cells))
+    return Table("predicted", tuple(titles), tuple(rows))
 
 
 def _cell(predicted_value: float | None, measured: float, shown: Callable[[float], str]) -> Cell:

@@ -18,9 +18,9 @@ from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import CANDIDATE_METRICS
 from stages.report import load, provenance, quality, scores
-from stages.report.cells import Variants, percent
+from stages.report.cells import Fact, Variants, percent
 from stages.report.load import predictions
-from stages.report.plots import STYLES
+from stages.report.plots import COLORS
 from stages.report.run_report import RunReport
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -90,12 +90,8 @@ def contents(report: RunReport) -> dict[str, Any]:
         return ranking.index(name) if name in ranking else len(ranking), name != reference, name
 
     evaluations = sorted(report.evaluations, key=lambda evaluation: rank(evaluation.variant))
-    measured, made = (
-        (evaluation.variant for evaluation in evaluations),
-        (variant.variant for variant in report.variants),
-    )
-    others = sorted({*ranking, *measured, *made} - {reference})
-    variants = Variants({reference: 0} | {name: 1 + number % (STYLES - 1) for number, name in enumerate(others)})
+    measured, made = [each.variant for each in evaluations], [each.variant for each in report.variants]
+    variants = Variants.styled((*ranking, *measured, *made), reference)
     shown: dict[str, Any] = {
         "report": report,
         "decision": decision,
@@ -103,7 +99,8 @@ def contents(report: RunReport) -> dict[str, Any]:
         "variants": variants,
         "reference": reference,
         "metrics": tuple(METRICS),
-        "styles": range(STYLES),
+        "colors": range(COLORS),
+        "left_out": [Fact(each.variant, each.reason) for each in report.outcomes if each.result == "left out"],
         "predicted": load.predicted(report.predictions, evaluations, variants),
         "setup": provenance.setup(report.base, evaluations),
         "made": provenance.variants_made(report.variants, variants),
@@ -113,7 +110,9 @@ def contents(report: RunReport) -> dict[str, Any]:
         shown |= {
             "load_title": load.title(evaluations[0].load),
             "load_explanation": load.explanation(evaluations[0]),
+            "times": load.times(evaluations, variants),
             "load": load.measures(evaluations, variants),
+            "fallbacks": load.fallbacks(evaluations),
             "rates": load.rates_tried(evaluations, variants),
             "quality": quality.quality(evaluations, decision, variants, reference),
         }
@@ -127,7 +126,9 @@ def contents(report: RunReport) -> dict[str, Any]:
             "scores": scores.scores(decision, variants),
             "score_plots": scores.score_plots(decision, variants),
             "comparisons": scores.comparisons(decision, variants),
-            "trade_offs": scores.trade_offs(decision, variants),
+            "left_out": scores.left_out(decision, evaluations),
+            "points": (points := scores.loss_points(decision, variants)),
+            "loss_plots": scores.loss_plots(decision, points) if points else None,
             "constraints": quality.constraints(decision, evaluations, variants),
             "settings_file": provenance.SETTINGS_FILE,
             "settings": provenance.settings_file(report),

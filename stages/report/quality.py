@@ -4,13 +4,16 @@ constraints."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from scoring.constraints import MEASURES, Constraints, meets
 from scoring.results import Divergence, divergence_measures
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation, measures_of
 from stages.parts.records.production import Candidate, Loss, Paired, Production
-from stages.report.cells import ABSENT, Cell, Row, Table, Variants, cell, heads, interval, percent, row, signed
+from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
+
+LOSS: Final = "share of the reference’s score; shown to be lower, by the one-sided 95% bound"
 
 
 def quality(
@@ -18,15 +21,19 @@ def quality(
 ) -> Table:
     candidates = {candidate.variant: candidate for candidate in decision.candidates} if decision else {}
     tasks = {score.task: score for evaluation in evaluations for score in evaluation.quality}
-    measured = [(evaluation, candidates.get(evaluation.variant)) for evaluation in evaluations]
-    rows = []
+    divergences = {name: candidate.divergence for name, candidate in candidates.items()}
+    compared = _divergences([divergences.get(evaluation.variant) for evaluation in evaluations], reference)
+    titles = [cell("Variant")]
     for task in tasks.values():
         kind = "accuracy" if task.kind == "accuracy" else "bits per byte, lower is better"
-        title = cell(task.task, kind, f"{task.items} items")
-        rows.append(row(title, *(_score(evaluation, task.task, candidate) for evaluation, candidate in measured)))
-    rows += _divergences([candidate.divergence if candidate else None for _, candidate in measured], reference)
-    names = variants.cells(evaluation.variant for evaluation in evaluations)
-    return Table("quality", (*heads("Task"), *names), tuple(rows))
+        titles.append(cell(task.task, kind, f"{task.items} items"))
+    rows = []
+    for evaluation in evaluations:
+        candidate = candidates.get(evaluation.variant)
+        cells = [_score(evaluation, task, candidate) for task in tasks]
+        cells += [shown(divergences.get(evaluation.variant)) for _, shown in compared]
+        rows.append(row(variants.cell(evaluation.variant), *cells))
+    return Table("quality", (*titles, *(title for title, _ in compared)), tuple(rows))
 
 
 def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Cell:
@@ -51,69 +58,70 @@ def _paired(pair: Paired) -> list[str]:
     return lines
 
 
-def _divergences(divergences: Sequence[Divergence | None], reference: str) -> list[Row]:
-    """Make a row for each comparison, one cell for each variant; none where no divergence was measured."""
+def _divergences(
+    divergences: Sequence[Divergence | None], reference: str
+) -> list[tuple[Cell, Callable[[Divergence | None], Cell]]]:
+    """Make a column for each comparison, its title and how it is shown; none where no divergence was measured."""
     first = next(filter(None, divergences), None)
     if first is None:
         return []
-
-    def each_of(label: Cell, shown: Callable[[Divergence], Cell]) -> Row:
-        return row(label, *(shown(divergence) if divergence else ABSENT for divergence in divergences))
-
-    measure = "share of tokens with the same most likely next token"
     positions = f"{first.tokens:,} tokens of {first.documents} held-out texts"
-    rows = [
-        each_of(cell(f"Divergence from {reference}", "KL in nats per token, lower is better"), _kl),
-        each_of(cell(f"Top-1 agreement with {reference}", measure, positions), _agreement),
+    columns: list[tuple[Cell, Callable[[Divergence | None], Cell]]] = [
+        (cell(f"Divergence from {reference}", "KL in nats per token,", "lower is better"), _kl),
+        (cell(f"Top-1 agreement with {reference}", "same most likely next token,", positions), _agreement),
     ]
     if first.greedy_agreement is not None:
-        measure = "texts that are continued with the same tokens; below, the share of tokens before the first other one"
-        rows.append(each_of(cell(f"Greedy agreement with {reference}", measure), _greedy))
-    return rows
+        small = "texts continued alike; below,", "the tokens before the first other one"
+        columns.append((cell(f"Greedy agreement with {reference}", *small), _greedy))
+    return columns
 
 
-def _kl(divergence: Divergence) -> Cell:
+def _kl(divergence: Divergence | None) -> Cell:
+    if divergence is None:
+        return ABSENT
     return cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4))
 
 
-def _agreement(divergence: Divergence) -> Cell:
+def _agreement(divergence: Divergence | None) -> Cell:
+    if divergence is None:
+        return ABSENT
     reach = interval(100 * divergence.top1_low, 100 * divergence.top1_high, 1)
     return cell(percent(divergence.top1_agreement, 1), reach)
 
 
-def _greedy(divergence: Divergence) -> Cell:
-    if divergence.greedy_agreement is None or divergence.greedy_prefix is None:
+def _greedy(divergence: Divergence | None) -> Cell:
+    if divergence is None or divergence.greedy_agreement is None or divergence.greedy_prefix is None:
         return ABSENT
     reach = interval(100 * (divergence.greedy_low or 0.0), 100 * (divergence.greedy_high or 0.0), 1)
     return cell(percent(divergence.greedy_agreement, 1), reach, f"{percent(divergence.greedy_prefix, 1)} of the tokens")
 
 
 def constraints(decision: Production, evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
-    """Make one row for each limit and each task, one column for each measured variant; None where there are no limits.
+    """Make one row for each measured variant, one column for each limit and each task; None where there are no limits.
     A variant without an evaluation is shown as '–' where only that has the value."""
     limits = Constraints.model_validate(decision.profile.get("constraints", {})).limits()
     candidates = [candidate for candidate in decision.candidates if candidate.raw]
+    tasks = {loss.task: loss.limit for candidate in candidates for loss in candidate.losses}
+    if not limits and not tasks:
+        return None
     reference = decision.profile.get("reference", decision.reference)
     qualities = {candidate.variant: candidate.raw.get("quality") for candidate in candidates}
     quality = reference["quality"] if isinstance(reference, Mapping) else qualities.get(reference)
     by_variant = {evaluation.variant: evaluation for evaluation in evaluations}
-    values = {
-        name: _measures(candidate, quality, by_variant.get(name), is_reference=name == decision.reference)
-        for name, candidate in ((candidate.variant, candidate) for candidate in candidates)
-    }
-    rows = []
+    titles = [cell("Variant")]
     for name, limit in limits.items():
         measure = MEASURES[name]
-        bound = cell(f"{'≥' if measure.higher_is_better else '≤'} {limit:g}")
-        cells = [
-            _kept(name, measures.get(name), limit, readable=variant in by_variant)
-            for variant, measures in values.items()
-        ]
-        rows.append(row(cell(name, f"{measure.meaning}, {measure.unit}"), bound, *cells))
-    rows += _losses(candidates)
-    if not rows:
-        return None
-    return Table("constraints", (*heads("Measure", "Limit"), *variants.cells(values)), tuple(rows))
+        bound = f"{'≥' if measure.higher_is_better else '≤'} {limit:g}"
+        titles.append(cell(f"{name} {bound}", f"{measure.meaning}, {measure.unit}", css="wrapped"))
+    titles += [cell(f"loss on {task} < {100 * limit:g}%", LOSS, css="wrapped") for task, limit in tasks.items()]
+    rows = []
+    for candidate in candidates:
+        evaluation, losses = by_variant.get(candidate.variant), {loss.task: loss for loss in candidate.losses}
+        is_reference = candidate.variant == decision.reference
+        values = _measures(candidate, quality, evaluation, is_reference=is_reference)
+        cells = [_kept(name, values.get(name), limit, readable=bool(evaluation)) for name, limit in limits.items()]
+        rows.append(row(variants.cell(candidate.variant), *cells, *(_loss(losses.get(task)) for task in tasks)))
+    return Table("constraints", tuple(titles), tuple(rows))
 
 
 def _measures(
@@ -144,19 +152,6 @@ def _kept(name: str, value: float | None, limit: float, *, readable: bool) -> Ce
         return cell("not measured ✗", css="failed") if readable else ABSENT
     is_met = meets(name, value, limit)
     return cell(f"{value:.4g} {'✓' if is_met else '✗'}", css="ok" if is_met else "failed")
-
-
-def _losses(candidates: Sequence[Candidate]) -> list[Row]:
-    """Make one row for each task: what each variant loses, and at most by the one-sided 95 % bound."""
-    tasks = {loss.task: loss.limit for candidate in candidates for loss in candidate.losses}
-    return [
-        row(
-            cell(f"loss on {task}", "share of the reference’s score; shown to be lower, by the one-sided 95% bound"),
-            cell(f"< {100 * limit:g}%"),
-            *(_loss(next((loss for loss in candidate.losses if loss.task == task), None)) for candidate in candidates),
-        )
-        for task, limit in tasks.items()
-    ]
 
 
 def _loss(loss: Loss | None) -> Cell:

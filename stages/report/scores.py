@@ -1,5 +1,4 @@
-"""Which variant to ship, why, and its metrics; and the scores of all: the plot of their parts, the table, and the
-trade-offs of quality."""
+"""Which variant to ship, why, and its metrics; what quality each variant loses at which cost, and the scores of all."""
 
 from __future__ import annotations
 
@@ -10,23 +9,26 @@ from typing import Final
 
 from markupsafe import Markup
 
-from scoring.metrics import METRICS, TITLES, odds, shown, si, span
+from scoring.cost import per_million
+from scoring.metrics import METRICS, TITLES, odds, shown, span
 from scoring.names import REFERENCE
 from scoring.results import Change
+from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Candidate, Production
 from stages.report import plots
-from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
-from stages.report.plots import WIDTH
+from stages.report.cells import ABSENT, Cell, Fact, Table, Variants, cell, count, interval, percent, row, signed
 
 RELATIONS: Final = {
     "better": "{first} is better",
     "equivalent": "equivalent: within all margins",
     "open": "open: too few data to tell",
 }
+ANSWERS: Final = "1,000 answers"
+TOKENS: Final = "1 M output tokens"
 
 
 def score_plots(decision: Production, variants: Variants) -> tuple[Markup, Markup]:
-    """Plot the score of each variant: for a wide and for a small screen."""
+    """Plot the score of each variant, for a wide and for a small screen."""
     bars = [
         plots.Bar(
             variant=candidate.variant,
@@ -40,30 +42,23 @@ def score_plots(decision: Production, variants: Variants) -> tuple[Markup, Marku
         for candidate in decision.candidates
         if candidate.score is not None
     ]
-    title = "Score of each variant, by the contribution of each metric"
-    return plots.score_bars("score", title, bars, 2 * WIDTH), plots.score_bars("score-narrow", title, bars, WIDTH)
+    return plots.score_bars("score", "Score of each variant, by the contribution of each metric", bars)
 
 
 def scores(decision: Production, variants: Variants) -> Table:
-    costs = any(candidate.cost for candidate in decision.candidates)
-    titles = [cell("Variant"), cell("Score"), cell("Best with")]
+    costs = any(candidate.cost or candidate.answer_tokens for candidate in decision.candidates)
+    titles = [cell("Variant"), cell("Score")]
     for metric, title in TITLES.items():
         anchor = decision.profile["anchors"][metric]
-        titles.append(cell(title, f"{anchor['zero']:g}× = 0, {anchor['one']:g}× = 1"))
-    titles += [cell("1 M output tokens")] if costs else []
-    answers = any(candidate.answer_tokens for candidate in decision.candidates)
-    titles += [cell("Answer")] if answers else []
+        titles.append(cell(title, f"{anchor['zero']:.3g}× = 0, {anchor['one']:.3g}× = 1"))
+    titles += [cell("Cost", TOKENS) if decision.price else cell("Answer")] if costs else []
     rows = []
-    for candidate in decision.candidates:
+    for candidate in filter(lambda candidate: candidate.raw, decision.candidates):
         small = ["dominated"] if candidate.pareto is False else []
-        cells = [variants.cell(candidate.variant, *small), *_score(candidate)]
+        cells = [variants.cell(candidate.variant, *small), _score(candidate)]
         cells += [_metric(candidate, metric) for metric in METRICS]
         cells += [_cost(candidate)] if costs else []
-        cells += [_answer(candidate)] if answers else []
         rows.append(row(*cells, css="winner" if candidate.variant == decision.winner else ""))
-        if candidate.excluded:
-            why = f"{candidate.variant} is excluded: {candidate.excluded}"
-            rows.append(row(Cell((why,), css="text failed", columns=len(titles))))
     return Table("scores", tuple(titles), tuple(rows))
 
 
@@ -86,14 +81,14 @@ def comparisons(decision: Production, variants: Variants) -> Table | None:
     return Table("comparisons", titles, tuple(rows))
 
 
-def _score(candidate: Candidate) -> tuple[Cell, Cell]:
+def _score(candidate: Candidate) -> Cell:
     """Show the score, and the probability to be the best."""
     if candidate.score is None:
-        return cell("excluded", css="failed"), ABSENT
+        return cell("excluded", css="failed")
     low, high = candidate.score_low, candidate.score_high
     small = [] if low is None or high is None else [interval(low, high, 2)]
-    chance = candidate.chance
-    return cell(f"{candidate.score:.3f}", *small), ABSENT if chance is None else cell(odds(chance))
+    small += [] if candidate.chance is None else [f"best with {odds(candidate.chance)}"]
+    return cell(f"{candidate.score:.3f}", *small)
 
 
 def _metric(candidate: Candidate, metric: str) -> Cell:
@@ -104,83 +99,78 @@ def _metric(candidate: Candidate, metric: str) -> Cell:
         small.append(interval(ends.low, ends.high, 3 if metric == "quality" else 0 if ends.high >= 100 else 1))
     if change := candidate.change.get(metric):
         small += filter(None, changed(change))
-    if metric in candidate.normalized:
-        small.append(f"counts {candidate.normalized[metric]:z.2f}")
     return cell(shown(metric, candidate.raw[metric]), *small)
 
 
 def _cost(candidate: Candidate) -> Cell:
-    cost = candidate.cost
-    if cost is None:
-        return ABSENT
-    return cell(f"{cost.value:.3g} {cost.currency}", span(cost.low, cost.high, "–"), f"at the {cost.basis}")
+    """Show what a million output tokens cost, how long an answer is, and what a thousand cost."""
+    cost, growth, lines = candidate.cost, candidate.answer_growth, []
+    if cost:
+        lines += [f"{cost.value:.3g} {cost.currency}", span(cost.low, cost.high, "–")]
+    if candidate.answer_tokens:
+        lines += [f"{candidate.answer_tokens:,.0f} tokens", *([changed(growth)[0]] if growth else [])]
+    lines += [f"{cost.answers:.3g} {cost.currency}"] if cost and cost.answers else []
+    return cell(*lines) if lines else ABSENT
 
 
-def _answer(candidate: Candidate) -> Cell:
-    """Show how long an answer is, and what a thousand cost."""
-    cost, growth = candidate.cost, candidate.answer_growth
-    if candidate.answer_tokens is None:
-        return ABSENT
-    small = [*filter(None, changed(growth))] if growth else []
-    small += [f"{cost.answers:.3g} {cost.currency} for 1,000"] if cost and cost.answers else []
-    return cell(f"{candidate.answer_tokens:,.0f} tokens", *small)
+def left_out(decision: Production, evaluations: Sequence[Evaluation]) -> list[Fact]:
+    """Say why variants could not be chosen, and which were worse than the first before the last block."""
+    starts = {evaluation.variant: len(evaluation.looks) for evaluation in evaluations}
+    facts, first = [], decision.candidates[0].variant
+    for candidate in decision.candidates:
+        name, number = candidate.variant, starts.get(candidate.variant, 0)
+        if candidate.excluded:
+            facts.append(Fact(name, candidate.excluded))
+        elif number < max(starts.values(), default=0) and name in starts:
+            facts.append(Fact(name, f"worse than {first} after {count(number, 'start')}, so it was not started again"))
+    return facts
 
 
-def trade_offs(decision: Production, variants: Variants) -> dict[str, Markup]:
-    """Plot quality against latency and weights, by metric; empty where fewer than two variants were measured."""
-    measured = [candidate for candidate in decision.candidates if candidate.raw]
-    if len(measured) < 2:
-        return {}
-    return {metric: _trade_off(measured, metric, decision, variants) for metric in ("latency", "memory")}
+def loss_points(decision: Production, variants: Variants) -> list[plots.Point]:
+    """Place each variant by what it costs and what quality it loses; none where fewer than two were measured."""
+    answers = has_answers(decision)
+    points = [_point(candidate, decision, variants, answers=answers) for candidate in decision.candidates]
+    measured = [point for point in points if point]
+    return measured if len(measured) > 1 else []
 
 
-def _trade_off(measured: Sequence[Candidate], metric: str, decision: Production, variants: Variants) -> Markup:
-    factor, unit = _unit(metric, max(candidate.raw[metric] for candidate in measured))
-    qualities = {candidate.variant: candidate.raw["quality"] for candidate in measured}
-    reference = qualities.get(decision.reference)
-    points = [
-        plots.Point(
-            variant=candidate.variant,
-            style=variants.styles[candidate.variant],
-            x=candidate.raw[metric] / factor,
-            y=candidate.raw["quality"],
-            x_interval=_interval(candidate, metric, factor),
-            y_interval=_quality_interval(candidate, reference),
-            chosen=candidate.variant == decision.winner,
-            eligible=not candidate.excluded,
-            reference=candidate.variant == decision.reference,
-        )
-        for candidate in measured
-    ]
-    title = f"Quality versus {TITLES[metric].lower()}"
-    return plots.scatter(f"quality-{metric}", title, f"{TITLES[metric]}, {unit}", "quality", points)
+def loss_plots(decision: Production, points: Sequence[plots.Point]) -> tuple[Markup, Markup]:
+    """Plot what quality is lost at which cost, for a wide and for a small screen."""
+    unit = decision.price.currency if decision.price else "hours of the server"
+    x_label = f"{unit} for {ANSWERS if has_answers(decision) else TOKENS}"
+    return plots.scatter("loss", "Quality lost against cost", x_label, "quality lost, %", points)
 
 
-def _interval(candidate: Candidate, metric: str, factor: float) -> tuple[float, float] | None:
-    ends = candidate.intervals.get(metric)
-    return (ends.low / factor, ends.high / factor) if ends else None
+def has_answers(decision: Production) -> bool:
+    """Return whether the answers of all measured variants were counted."""
+    return all(candidate.answer_tokens for candidate in decision.candidates if candidate.raw)
 
 
-def _quality_interval(candidate: Candidate, reference: float | None) -> tuple[float, float] | None:
-    """Compute the interval of the difference from the reference on the same items, placed at its quality.
-
-    The variant's own interval would hide that most of its noise is in the items, which both share. The reference has no
-    interval then. Where it was not measured (*reference* is None), it is the variant's own.
-    """
-    if reference is None:
-        return _interval(candidate, "quality", 1.0)
-    change = candidate.change.get("quality")
-    if change is None or change.low is None or change.high is None:
+def _point(candidate: Candidate, decision: Production, variants: Variants, *, answers: bool) -> plots.Point | None:
+    """Place a variant by its cost and its loss; None without one of the two. Without a price the cost is in hours."""
+    change, cost, ends = candidate.change.get("quality"), candidate.cost, candidate.intervals.get("throughput")
+    is_reference = candidate.variant == decision.reference
+    figure, low, high = (cost.value, cost.low, cost.high) if cost else (None, None, None)
+    if decision.price is None and (rate := candidate.raw.get("throughput")):
+        figure = per_million(1.0, rate)
+        low, high = (per_million(1.0, ends.high), per_million(1.0, ends.low)) if ends else (None, None)
+    loss = 0.0 if is_reference else -100 * change.value if change else None
+    if figure is None or loss is None:
         return None
-    return reference * (1 + change.low), reference * (1 + change.high)
-
-
-def _unit(metric: str, highest: float) -> tuple[float, str]:
-    """Choose the factor and the name of the unit of an axis that reaches *highest*."""
-    if metric == "latency":
-        return 1.0, "ms"
-    prefix = si(highest).split()[-1] if " " in si(highest).strip() else ""
-    return {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(prefix, 1.0), f"{prefix}B"
+    factor = (candidate.answer_tokens or 0.0) / 1000 if answers else 1.0
+    reach = None
+    if change and change.low is not None and change.high is not None:
+        reach = -100 * change.high, -100 * change.low
+    return plots.Point(
+        variant=candidate.variant,
+        style=variants.styles[candidate.variant],
+        x=figure * factor,
+        y=loss,
+        x_interval=None if low is None or high is None else (low * factor, high * factor),
+        y_interval=reach,
+        chosen=candidate.variant == decision.winner,
+        eligible=not candidate.excluded,
+    )
 
 
 @dataclass(frozen=True)
@@ -198,9 +188,11 @@ class Tile:
 
 
 def sentences(reason: str) -> tuple[str, str]:
-    """Divide the decision's reason: the outcome, and the rest (comparison with the reference, excluded variants)."""
-    second_part = re.search(r" (?=Against [^:]+: |Out: |Excluded: )", reason)
-    return (reason[: second_part.start()], reason[second_part.end() :]) if second_part else (reason, "")
+    """Divide the decision's reason: the outcome, and the comparison with the reference. Without the excluded variants,
+    which ``left_out`` lists."""
+    reason = re.split(r" (?=Not shown to pass the gates: |Out: |Excluded: )", reason)[0]
+    outcome, *compared = re.split(r" (?=Against [^:]+: )", reason, maxsplit=1)
+    return outcome, "".join(compared)
 
 
 def weights(decision: Production) -> str:
@@ -221,7 +213,7 @@ def tiles(decision: Production) -> list[Tile]:
     metrics = [_tile(winner, decision.reference or REFERENCE, metric, title) for metric, title in TITLES.items()]
     if cost := winner.cost:
         reach = f"{span(cost.low, cost.high)}, at the {cost.basis}"
-        metrics.append(Tile("1 M output tokens", f"{cost.value:.3g} {cost.currency}", reach))
+        metrics.append(Tile(TOKENS, f"{cost.value:.3g} {cost.currency}", reach))
     return metrics
 
 

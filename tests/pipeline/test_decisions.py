@@ -262,8 +262,10 @@ def test_a_slower_machine_explains_changes_unless_they_are_a_gpus(tmp_path, monk
         for name, (quality, latency_ms, throughput, size) in MEASURED.items():
             made = Variant.read(store.optimized(name) / VARIANT)
             assert made is not None
-            rate = {"latency_ms": latency_ms / speed, "throughput": throughput * speed}
-            measured = evaluation(store, made, quality=quality, weights_bytes=size, **rate)
+            latency_ms, throughput = latency_ms / speed, throughput * speed
+            measured = evaluation(
+                store, made, quality=quality, latency_ms=latency_ms, throughput=throughput, weights_bytes=size
+            )
             probe = Speed(compute_gflop_per_s=40 * processor, memory_gib_per_s=10 * processor)
             around = Drift(before=probe, after=probe, largest_change=0.0, measured_again=0)
             changed = {"drift": around, "hardware": hardware}

@@ -21,7 +21,7 @@ from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.samples.evidence import divergences
 from stages.parts.samples.lines import Samples, read_samples, write_samples
 from stages.select.selection import select
-from tests.samples import MODEL, base, evaluation, held_out, samples_path, variant
+from tests.samples import MODEL, Details, base, evaluation, held_out, samples_path, variant
 
 BALANCED = CONFIGS / "profiles" / "balanced.yaml"
 PLAIN: dict[str, Any] = {"latency_ms": 10.0, "throughput": 100.0, "weights_bytes": 1000}
@@ -39,7 +39,11 @@ def measured(store: ModelStore, **likeliest: float) -> dict[str, Evaluation]:
     acquired = base(store)
     return {
         name: evaluation(
-            store, variant(store, name, acquired), quality=0.8, likeliest=each, **(PLAIN if name == "fp16" else BETTER)
+            store,
+            variant(store, name, acquired),
+            quality=0.8,
+            details=Details(likeliest=each),
+            **(PLAIN if name == "fp16" else BETTER),
         )
         for name, each in ({"fp16": 0.7} | likeliest).items()
     }
@@ -125,7 +129,7 @@ def test_a_variant_that_cannot_win_dominates_no_other(store: ModelStore) -> None
         latency_ms=figures["latency"],
         throughput=1000.0,
         weights_bytes=int(figures["memory"]),
-        likeliest=0.2,
+        details=Details(likeliest=0.2),
     )
     profile = Profile.model_validate({"name": "balanced"} | yaml.safe_load(BALANCED.read_text()))
     _, decision, _ = select(store, profile, VARIANTS)

@@ -107,10 +107,11 @@ def test_the_report_sets_predicted_beside_measured_with_the_error(store: ModelSt
     report = collect(store, "run-1", "Succeeded")
     (fp16,) = [each for each in report.predictions if each.variant == "fp16"]
     assert (fp16.kv_cache_tokens, fp16.tpot_ms) == (32_768, None)
-    weights, cache = contents(report)["predicted"].rows
-    assert [each.cells[0].lines for each in (weights, cache)] == [("Weights",), ("KV cache",)]
-    assert cache.cells[1].lines == ("32,768",)
-    assert cache.cells[1].small == ("measured 4,096", "error +700.0%")
+    table = contents(report)["predicted"]
+    assert [head.lines[0] for head in table.heads] == ["Variant", "Weights", "KV cache"]
+    cache = table.rows[0].cells[2]
+    assert cache.lines == ("32,768",)
+    assert cache.small == ("measured 4,096", "error +700.0%")
     assert "Predicted beside measured" in render(report)
 
 
@@ -124,6 +125,6 @@ def test_a_mistake_in_the_users_catalogue_costs_no_report(
 
 def test_the_report_of_a_gpu_has_the_times_too(store: ModelStore) -> None:
     measured(store, GPU, [H200])
-    rows = contents(collect(store, "run-1", "Succeeded"))["predicted"].rows
-    assert [row.cells[0].lines[0] for row in rows] == ["Weights", "KV cache", "TTFT", "TPOT"]
-    assert rows[3].cells[1].small[0] == "measured 10.0"
+    table = contents(collect(store, "run-1", "Succeeded"))["predicted"]
+    assert [head.lines[0] for head in table.heads] == ["Variant", "Weights", "KV cache", "TTFT", "TPOT"]
+    assert table.rows[0].cells[4].small[0] == "measured 10.0"
