@@ -231,6 +231,8 @@ def _profile(published: dict[str, Any], name: str | None, assignments: list[str]
 
 def _changes(published: Production | None, decision: Production) -> list[str]:
     """Return the differences from what was published, one line each."""
+    from scoring.profile import Profile
+
     if published is None:
         return [f"no variant could be chosen; now {decision.winner} is"]
     pairs = {name: (getattr(published, name), getattr(decision, name)) for name in ("winner", "outcome")}
@@ -240,10 +242,11 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
             changes.append(f"weight of {metric}: {published.weights[metric]:.0%} → {share:.0%}")
     if published.rules != decision.rules:
         changes.append(f"rules: those of Slipway {published.slipway} → those of {decision.slipway}")
+    earlier = Profile.model_validate(published.profile).model_dump(mode="json")  # with fields that came later
     changes += [
-        f"{name}: {published.profile.get(name, 'none')} → {value}"
+        f"{name}: {earlier.get(name, 'none')} → {value}"
         for name, value in decision.profile.items()
-        if name not in ("name", "description", "weights") and published.profile.get(name) != value
+        if name not in ("name", "description", "weights") and earlier.get(name) != value
     ]
     former = {candidate.variant: candidate for candidate in published.candidates}
     for new in decision.candidates:

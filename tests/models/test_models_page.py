@@ -22,7 +22,7 @@ def test_the_page_shows_what_was_recorded() -> None:
 
 
 def test_what_failed_is_not_tried_again_and_everything_else_is() -> None:
-    assert formats.FAILURES == page.failures()
+    assert page.failures() == formats.FAILURES
     for name in FORMATS:
         for kind, found in RECORD.items():
             config = {"model_type": kind, "text_config": {"model_type": KINDS[kind]}}
