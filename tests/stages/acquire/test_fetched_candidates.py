@@ -85,7 +85,7 @@ def test_the_same_model_with_other_weights_is_the_same(hub: HubServer, int8: Pat
     described = with_candidates(describe_model(MODEL, "main"), ["org/demo-llama-W8A8"], MODEL)
     assert described.form.name == "fp16"
     (found,) = described.candidates.items()
-    assert (found[0], found[1].form.name) == ("w8a8", "int8")
+    assert (found[0], found[1].form.name) == ("org-w8a8", "int8")
     hub.requests.clear()
     assert compare(described, found[1]) == found[1].note == ""
     assert not hub.requests_for("*/tokenizer.json"), "equal files need not be read"

@@ -162,7 +162,7 @@ def test_each_release_is_served_on_as_many_gpus_as_it_was_measured_on(machine: M
     assert machine.serve().returncode == 0
     assert gpus_of(machine, old) == "2"
     new = machine.release(2)
-    measured_on(machine, new, 2, fewer=1)
+    measured_on(machine, new, 1, recipe="tp1")
     said = machine.serve()
     assert said.returncode == 0, said.stderr
     assert "restarting the served release" not in said.stderr
@@ -172,16 +172,13 @@ def test_each_release_is_served_on_as_many_gpus_as_it_was_measured_on(machine: M
     assert (machine.endpoint().release, gpus_of(machine, old)) == (old, "2")
 
 
-def measured_on(machine: Machine, release: str, gpus: int, fewer: int | None = None) -> None:
-    """Write what the release was measured with: on so many GPUs, and on fewer more cheaply."""
-
-    def measured(count: int) -> dict[str, Any]:
-        arguments = ["--tensor-parallel-size", str(count)] if count > 1 else []
-        return engine(None).model_dump(mode="json") | {"arguments": arguments}
-
-    layout = {"tensor_parallel_size": fewer, "against": [], "engine": measured(fewer)} if fewer else None
-    path = machine.store.releases / release / METRICS
-    path.write_text(json.dumps({"engine": measured(gpus), "layout": layout}))
+def measured_on(machine: Machine, release: str, gpus: int, recipe: str = "") -> None:
+    """Write what the release was measured with: on so many GPUs, by a recipe if it has a name."""
+    arguments = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
+    measured = {"engine": engine(None).model_dump(mode="json") | {"arguments": arguments}}
+    if recipe:
+        measured["recipe"] = {"description": recipe, "tensor_parallel_size": gpus}
+    (machine.store.releases / release / METRICS).write_text(json.dumps(measured))
 
 
 def gpus_of(machine: Machine, release: str) -> str:
