@@ -43,7 +43,7 @@ SMOOTHING: Final = 0.8
 HALF: Final = {"float16": "F16", "bfloat16": "BF16"}
 
 
-class Calibrated(Rounded):
+class CalibratedRounding(Rounded):
     """Makes the format *name*, the preset *scheme* of compressed-tensors.
 
     *tolerance* is that of ``Rounded`` for the preset NVFP4. Of the others it is the largest distance of an output's
@@ -72,7 +72,7 @@ class Calibrated(Rounded):
     def check(self, settings: Optimize, base: Base) -> None:
         """Check that the calibration text is readable, and that vLLM can serve the decoder's layers in this format."""
         read_documents(settings.calibration.text, KIND)
-        super(Calibrated, self.sized(settings.group_size)).check(settings, base)
+        super(CalibratedRounding, self.sized(settings.group_size)).check(settings, base)
 
     def quantize(self, settings: Optimize, base: Base, target: Path) -> Peak:
         part, ignored = language_part(base), unquantized_layers(base)
@@ -114,7 +114,7 @@ class Calibrated(Rounded):
 
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
         sized = self.sized(parameters.get("group_size", DEFAULT_GROUP_SIZE))
-        return super(Calibrated, sized).verify(base, directory, parameters)
+        return super(CalibratedRounding, sized).verify(base, directory, parameters)
 
     def is_near(self, values: torch.Tensor, made: torch.Tensor, state: Mapping[str, torch.Tensor]) -> bool:
         if self.scheme == "NVFP4":
@@ -165,12 +165,14 @@ def recipe(job: QuantizationJob) -> list[Any]:
 
 def calibrated(name: str, scheme: str, storage: Storage, tolerance: float) -> Format:
     """Describe a format that vLLM serves as a checkpoint of compressed-tensors."""
-    quantizer, environment = Calibrated(name, scheme, storage, tolerance), LLM_COMPRESSOR.name
+    quantizer, environment = CalibratedRounding(name, scheme, storage, tolerance), LLM_COMPRESSOR.name
     return Format(storage, quantizer, only_16_bit=True, scheme=scheme, environment=environment)
 
 
 _W4A16: Final = Storage("4-bit", 4, (Scales(16, DEFAULT_GROUP_SIZE, adjustable=True),), capabilities=(7.5, math.inf))
 W4A16: Final = calibrated("w4a16", "W4A16", _W4A16, 0.6)
-W8A8: Final = replace(INT8, quantizer=Calibrated("w8a8", "W8A8", INT8.storage, 0.1), environment=LLM_COMPRESSOR.name)
+W8A8: Final = replace(
+    INT8, quantizer=CalibratedRounding("w8a8", "W8A8", INT8.storage, 0.1), environment=LLM_COMPRESSOR.name
+)
 _NVFP4: Final = replace(NVFP4A16.storage, label="nvfp4", scales=(*NVFP4A16.storage.scales, Scales(32, None, None)))
 NVFP4: Final = calibrated("nvfp4", "NVFP4", _NVFP4, 0.2)

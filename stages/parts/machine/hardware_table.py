@@ -27,7 +27,7 @@ class Line(Settings):
     source: Annotated[str, Field(pattern="^https://")]
 
 
-class Kind(Settings):
+class HardwareKind(Settings):
     """One kind of hardware."""
 
     compute_capabilities: tuple[float, ...] = ()
@@ -62,12 +62,12 @@ class Kind(Settings):
 
 
 @cache
-def hardware_table(folder: Path = FOLDER) -> Mapping[str, Kind]:
+def hardware_table(folder: Path = FOLDER) -> Mapping[str, HardwareKind]:
     """Read the kinds of hardware by name. Raises: ConfigError: a file has wrong fields; all of them are shown."""
-    return {path.stem: parse(Kind, read_yaml(path), str(path)) for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: parse(HardwareKind, read_yaml(path), str(path)) for path in sorted(folder.glob("*.yaml"))}
 
 
-def kind_of(accelerator: Accelerator | None, processor: Processor | None) -> Kind | None:
+def kind_of(accelerator: Accelerator | None, processor: Processor | None) -> HardwareKind | None:
     """Find the kind of a GPU or, without one, of a processor; None if the table lacks it."""
     kinds = hardware_table().values()
     if accelerator:
