@@ -116,11 +116,11 @@ def answered(pipeline: Pipeline) -> list[str]:
     return greedy(running_now.url, MODEL, [edited(1000), ordinary(1001)], API_KEY)
 
 
-def speculating(pipeline: Pipeline) -> list[bool]:
-    """Of each vLLM server of the store, whether it was started with speculation."""
-    store = str(pipeline.root)
-    servers = [line for line in command_lines() if "vllm" in line and " serve " in line and store in line]
-    return ['--speculative-config {"method":"ngram"' in line and "--max-num-seqs 16" in line for line in servers]
+def speculating(pipeline: Pipeline) -> set[bool]:
+    """Whether the server of the release in production was started with speculation, and the process that guards it."""
+    release = str(pipeline.store.releases / str(current_release(pipeline.store)))
+    servers = [line for line in command_lines() if "vllm" in line and " serve " in line and release in line]
+    return {'--speculative-config {"method":"ngram"' in line and "--max-num-seqs 16" in line for line in servers}
 
 
 def test_a_release_is_served_by_its_recipe_and_so_it_is_after_a_rollback(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_release_is_served_by_its_recipe_and_so_it_is_after_a_rollback(pipelin
     profile.write_text(PROFILE)
     decided(pipeline, trace, profile)
     plain, answers = current_release(pipeline.store), answered(pipeline)
-    assert speculating(pipeline) == [False]
+    assert speculating(pipeline) == {False}
 
     found = decided(pipeline, trace, profile, "--set", f"serving.recipes={json.dumps({'ngram': RECIPE})}")
     assert found["decision"]["winner"] == "fp16+ngram"
@@ -141,14 +141,14 @@ def test_a_release_is_served_by_its_recipe_and_so_it_is_after_a_rollback(pipelin
     assert ngram.quality == fp16.quality
     release = current_release(pipeline.store)
     assert release != plain
-    assert speculating(pipeline) == [True]
+    assert speculating(pipeline) == {True}
     assert answered(pipeline) == answers
     verified = pipeline.call("verify-decision", found["run"])
     assert verified.returncode == 0, verified.stderr
 
     for back, with_recipe in ((plain, False), (release, True)):
-        ended = pipeline.call("rollback", MODEL, *SETTINGS)
+        ended = pipeline.call("rollback", MODEL, *SETTINGS, "--set", f"workload.trace={trace}")
         assert ended.returncode == 0, ended.stderr
         assert current_release(pipeline.store) == back
-        assert speculating(pipeline) == [with_recipe]
+        assert speculating(pipeline) == {with_recipe}
         assert answered(pipeline) == answers
