@@ -147,7 +147,8 @@ def test_a_release_is_served_by_its_recipe_and_so_it_is_after_a_rollback(pipelin
     assert verified.returncode == 0, verified.stderr
 
     for back, with_recipe in ((plain, False), (release, True)):
-        ended = pipeline.call("rollback", MODEL, *SETTINGS, "--set", f"workload.trace={trace}")
+        to = ("--to", str(int(back.partition("-")[0])))
+        ended = pipeline.call("rollback", MODEL, *to, *SETTINGS, "--set", f"workload.trace={trace}")
         assert ended.returncode == 0, ended.stderr
         assert current_release(pipeline.store) == back
         assert speculating(pipeline) == {with_recipe}
