@@ -309,27 +309,20 @@ def _missing_on_gpu(kernel: Kernel, label: str) -> str | None:
 
 
 def refuse_unserved_family(described: Description, *, text_only: bool) -> None:
-    """Refuse, with UnusableModel, a model that neither vLLM nor Transformers has a class for that vLLM could serve, or
-    of a family with which vLLM is known to fail on a processor: whatever it is asked, or, unless *text_only*, when it
-    is shown a picture."""
+    """Refuse, with UnusableModel, a model for which neither vLLM nor Transformers has a class that vLLM can serve, or
+    with which, or with a picture shown to it unless *text_only*, vLLM is known to fail on a processor."""
     names = [str(name) for name in described.config.get("architectures") or ()]
-    if not set(names) & set(asked_once("classes", _classes_of_vllm)) and not any(
-        _served_by_transformers(name) for name in names
-    ):
-        version = installed_version("vllm")
+    if not set(names) & set(asked_once("classes", _classes_of_vllm)) and not any(map(_served_by_transformers, names)):
         raise UnusableModel(
-            f"vLLM {version} has no class for {' or '.join(names)}, and Transformers none that it takes",
+            f"vLLM {installed_version('vllm')} has no class for {' or '.join(names)}, and Transformers none it takes",
             hint="a newer vLLM may have it: https://docs.vllm.ai/en/latest/models/supported_models.html",
         )
     if serves_on_gpu():
         return
-    if why := why_failed(REFERENCE, described.config):
-        raise UnusableModel(f"vLLM does not serve it without a GPU: {why}", hint="run where there is a GPU")
-    if not text_only and (why := why_failed("picture", described.config)):
-        raise UnusableModel(
-            f"vLLM shows it no picture without a GPU: {why}",
-            hint="run where there is a GPU, or serve its language part: --set serving.text_only=true",
-        )
+    fails = why_failed(REFERENCE, described.config)
+    if why := fails or ("" if text_only else why_failed("picture", described.config)):
+        or_text = "" if fails else ", or serve its language part: --set serving.text_only=true"
+        raise UnusableModel(f"vLLM does not serve it without a GPU: {why}", hint=f"run where there is a GPU{or_text}")
 
 
 def refuse_without_torchvision(described: Description) -> None:
