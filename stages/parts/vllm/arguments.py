@@ -152,9 +152,7 @@ def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
     return ",".join(map(str, cores)) if len(cores) > 1 else ONE_THREAD
 
 
-def environment(
-    api_key: str = "", binding: str = "", visible_gpus: str = "", *, speculates: bool = False
-) -> dict[str, str]:
+def environment(api_key: str = "", binding: str = "", devices: str = "", *, speculates: bool = False) -> dict[str, str]:
     """vLLM's environment: offline, without usage statistics, with a cache of its own, and with the API key, which the
     process list does not show."""
     variables = dict(os.environ)
@@ -182,8 +180,8 @@ def environment(
         variables |= {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     elif binding:
         variables[BINDING] = binding
-    if visible_gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = visible_gpus
+    if devices:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
     return variables
 
 

@@ -123,13 +123,7 @@ def missing_for_published(
 
 
 def missing_for_preset(
-    scheme: str,
-    config: Mapping[str, Any],
-    dtype: str = "auto",
-    *,
-    group_size: int,
-    allow_fallback: bool,
-    lora: bool = False,
+    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool, lora: bool
 ) -> str:
     """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors, with *lora* and
     adapters; empty if it can. Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
@@ -224,9 +218,7 @@ def _emulation(chosen: Iterable[object]) -> str:
 
 
 def _slow(what: str, kernel: str) -> str:
-    return (
-        f"vLLM computes {what} here with {kernel}, which is slow; optimize.allow_fallback=true measures it all the same"
-    )
+    return f"vLLM computes {what} here with {kernel}, which is slow; optimize.allow_fallback=true measures it"
 
 
 def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:
