@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from typing import Final
 
-from scoring.names import recipe_of
+from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
@@ -23,7 +23,7 @@ from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.formats import FORMATS, quantized_formats, why_not_made
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.serving_settings import AskedServing, ProductionServing
 from stages.parts.base.settings import parse_json
 from stages.parts.base.store import canonical_json
 from stages.parts.base.workload import Workload
@@ -36,6 +36,8 @@ from stages.parts.model.corpora import own_files
 from stages.parts.model.description import Description, describe_commit, small_files_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
+from stages.parts.releases.pinned import MeasuredWith
+from stages.parts.releases.release import current_release
 from stages.parts.vllm.arguments import check_replicas
 from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide, place_here
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
@@ -113,6 +115,10 @@ def main() -> None:
     fetched = tuple(CandidateCheckpoint.of(name, model) for name, model in found if name in served)
     program.write_output("candidates", canonical_json(Candidates(fetched)))
     program.write_output("fetch", str(bool(fetched)).lower())
+    if release := current_release(store):
+        production = ProductionServing(release=release, recipe=MeasuredWith.of(store.optimized(PRODUCTION)).recipe)
+        decided = replace(decided, serving=decided.serving.model_copy(update={"production": production}))
+        candidates.append(PRODUCTION)
     measured = ",".join(name for name in candidates if name not in missing)
     program.write_output("variants", measured)
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
