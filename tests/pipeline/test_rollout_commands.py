@@ -43,7 +43,7 @@ def published(stage: Stage, *names: str) -> None:
     for name in names:
         stage.make(name)
         stage.nominate(name)
-        releases.settle(stage.store, name, wait=being_served(stage.store))
+        releases.settle(stage.store, name, "candidate" if being_served(stage.store) else "production")
 
 
 def test_releases_are_listed_and_rolled_back_without_anything_being_served(stage: Stage) -> None:
