@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from scoring.profile import Profile
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import ProductionServing, Recipe, Serving
 from stages.parts.base.store import ModelStore
+from stages.parts.machine.hardware import hardware
 from stages.parts.records.acquired import Acquired, read_intact
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, read_variant
-from stages.parts.releases.pinned import row_of_production
+from stages.parts.releases.pinned import moved_stack, row_of_production
 from stages.parts.releases.release import candidate, current_release, headline
 from stages.select.selection import select
 from stages.select.verify import verify
@@ -134,6 +136,19 @@ def test_what_is_in_production_is_a_row_of_the_run_that_made_it(store):
     assert row_of_production(store, ROWS, with_recipe) == PRODUCTION
     made.model_copy(update={"base_digest": "of another revision"}).write(store.optimized("awq") / VARIANT)
     assert row_of_production(store, ROWS, serving) == PRODUCTION
+
+
+def test_an_engine_or_a_card_that_the_release_was_not_measured_on_is_noticed(store):
+    here = hardware().cpu
+    release, path = current_release(store), store.production / "production_metrics.json"
+    text = path.read_text().replace('"a cpu"', json.dumps(here))
+    path.write_text(text)
+    assert moved_stack(store) == ""
+    path.write_text(text.replace('"version": "0.32.0"', '"version": "0.31.0"'))
+    said = f"{release}, which is in production, was measured on vLLM 0.31.0, and here is vLLM 0.32.0"
+    assert moved_stack(store) == said
+    path.write_text(text.replace('"gpus": []', '"gpus": ["NVIDIA H100, 81559 MiB"]'))
+    assert f"was measured on NVIDIA H100, 81559 MiB, and here is {here}" in moved_stack(store)
 
 
 def test_its_evaluation_is_used_again_only_under_the_same_conditions(store):
