@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from scoring.names import PRODUCTION, Promotion
+from scoring.names import PRODUCTION
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
@@ -41,7 +41,6 @@ def main() -> None:
         selection = select(store, profile, candidates, optional=optional, price=price, serve=serve, settings=optimize)
         decision, in_production = selection.decision, current_release(store)
         is_published = decision.release in (in_production, candidate(store))
-        promotion: Promotion = "promoted" if is_published else decision.promotion
         if selection.reused:
             where = "in production" if in_production == decision.release else "published" if is_published else "kept"
             report.reused(f"{decision.headline}; it is {where} already, from the same measurements", key=decision.key)
@@ -51,7 +50,7 @@ def main() -> None:
             report.done(f"{decision.reason} {done} ({selection.placement}).", key=decision.key)
     program.write_output("winner", decision.winner)
     program.write_output("outcome", decision.outcome)
-    program.write_output("promotion", promotion)
+    program.write_output("promotion", decision.promotion)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)
     program.write_output("table", markdown(decision))

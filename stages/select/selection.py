@@ -75,7 +75,10 @@ def select(
     decision, placement = standing or decide(basis, measured, samples, asked), None
     waits = decision.outcome == "incomplete" and not settings.allow_incomplete
     place: Place = "candidate" if serve or being_served(store) or waits else "production"
-    if decision.promotion != "promoted" and not settings.force_publish and not waits:
+    if decision.standing and decision.promotion != "promoted" and settings.force_publish:
+        forced = decision.standing.model_copy(update={"forced": True})
+        decision = decision.model_copy(update={"standing": forced})
+    if decision.promotion != "promoted" and not waits:
         place = "unpublished"
     if standing:
         settle(store, standing.release, place)

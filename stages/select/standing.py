@@ -57,7 +57,7 @@ def in_words(standing: Standing | None, winner: str) -> str:
         "equivalent": f"{winner} is equivalent to it, within the margins ({changes})",
         "unmeasured": f"it could not be measured beside {winner}: {reasons}",
     }
-    return f"{release} stays in production: {why[standing.relation]}. "
+    return f"Not shown to be better than {release}, which is in production: {why[standing.relation]}. "
 
 
 def _changes(estimate: Estimate, chosen: str) -> dict[str, Change]:

@@ -31,7 +31,7 @@ from stages.parts.samples.lines import Samples, read_samples
 from stages.select.decision import decide
 from stages.select.stored import ANSWERS, DECISION, MEASUREMENTS, Asked, StoredDecision, differences, read_stored
 
-NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
+NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway", "standing.forced"}
 """Fields of a decision that do not follow from the measurements."""
 REPORT: Final = "report.json"
 PUBLISHED: Final = ("production_metrics.json", "candidate_metrics.json")

@@ -154,10 +154,14 @@ class Standing(Record):
     """The change of each metric from the release's."""
     losses: tuple[Loss, ...] = ()
     """Of the release's score, task by task."""
+    forced: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether a person wanted the winner published, however the two compare (``--force-publish``)."""
 
     @property
     def promotion(self) -> Promotion:
         """What becomes of the winner."""
+        if self.forced:
+            return "promoted"
         return {"better": "promoted", "equivalent": "equivalent"}.get(self.relation, "kept")  # type: ignore[return-value]
 
 
@@ -241,7 +245,7 @@ class Production(Record):
 
     @property
     def promotion(self) -> Promotion:
-        """What becomes of the winner, unless a person says otherwise."""
+        """What becomes of the winner."""
         return self.standing.promotion if self.standing else "promoted"
 
     @property

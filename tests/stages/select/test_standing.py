@@ -76,7 +76,8 @@ def test_a_worse_revision_is_kept_unpublished_with_what_got_worse(store, figures
     assert decision.standing is not None
     assert (decision.standing.relation, decision.promotion) == ("worse", "kept")
     assert any(reason in each for each in decision.standing.reasons), decision.standing.reasons
-    assert decision.reason.startswith(f"{decision.standing.release} stays in production: awq is worse: ")
+    before = decision.standing.release
+    assert decision.reason.startswith(f"Not shown to be better than {before}, which is in production: awq is worse: ")
     assert (current_release(store), candidate(store)) == (decision.standing.release, None)
     assert (store.releases / decision.release / "model.safetensors").read_text() == "other weights of awq"
     assert headline(store, decision.release).endswith(f"; kept, so that {decision.standing.release} stays")
@@ -121,7 +122,9 @@ def test_what_could_not_be_measured_beside_the_winner_stays(store):
 def test_a_person_can_have_the_winner_published_all_the_same(store):
     decision = revised(store, quality=0.75)
     forced = select(store, BALANCED, ROWS, settings=Optimize(force_publish=True)).decision
-    assert (forced.promotion, forced.release) == ("kept", decision.release)
+    assert forced.standing is not None
+    assert (forced.standing.relation, forced.promotion, forced.release) == ("worse", "promoted", decision.release)
+    assert verify(store.run(RUN)).findings == []
     assert current_release(store) == decision.release
 
 
