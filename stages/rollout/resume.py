@@ -40,7 +40,9 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     return last.changed(run=run or last.run)
 
 
-def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
+def begin(
+    store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool = False, reason: str = ""
+) -> Journal:
     """Plan a new rollout, depending on what the platform serves now; raise Conflict if it is trying another release."""
     split = target.split()
     check_canary(store, split, release)
@@ -65,7 +67,7 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         decision=releases.headline(store, release),
         settings=settings,
         steps=steps,
-        acts=(Act(by=target.who(), what="began", at=now),),
+        acts=(Act(by=target.who(), what="began", at=now, reason=reason),),
         changes=target.changes(release) if kind == "refresh" else "",
         started_at=now,
         entered_at=now,

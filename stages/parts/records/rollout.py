@@ -267,6 +267,8 @@ class Act(Record):
     """The OS user, or the user that the cluster knows."""
     what: Literal["began", "approved", "gave up"]
     at: datetime
+    reason: str = ""
+    """Why, if the person gave a reason."""
 
 
 class Journal(Record):
