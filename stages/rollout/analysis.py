@@ -98,8 +98,8 @@ def analyse(observation: Observation) -> Analysis:
     stable = None
     if observation.stable:
         stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
-    steps, looks = len(settings.steps), (journal.windows, len(window.slices))
-    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
+    steps, looks = len(journal.steps), (journal.windows, len(window.slices))
+    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps + bool(settings.mirror), *looks)
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
         _failures(settings, "errors", slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
@@ -107,6 +107,8 @@ def analyse(observation: Observation) -> Analysis:
     ]
     if not alone:
         checks.append(_failures(settings, "refused", slices, level))
+    if journal.copied:
+        checks.append(_failures(settings, "copies", slices, level))
     if journal.percent <= EVEN:
         checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
     if len(window.slices) < SETTLED:
@@ -159,7 +161,7 @@ def _enough_requests(settings: Rollout, canary: Figures, stable: Figures | None)
     )
 
 
-Failing = Literal["errors", "own requests", "refused", "late", "delayed"]
+Failing = Literal["errors", "own requests", "refused", "copies", "late", "delayed"]
 
 
 def _failures(settings: Rollout, name: Failing, slices: Sequence[Slice], level: float) -> CanaryCheck:
@@ -192,6 +194,7 @@ FAILURES: Final = {
     "errors": (lambda side: (side.failed, side.failed + side.answered), "requests failed"),
     "own requests": (lambda side: (side.lost, side.sent), "of the rollout's own requests failed"),
     "refused": (_refused, "clients' requests were refused"),
+    "copies": (lambda side: (side.lost_copies, side.copies), "copies of clients' requests were not answered"),
     "late": (lambda side: (side.late, side.sent), "of the rollout's own requests were answered far too late"),
     "delayed": (lambda side: (side.delayed, side.ttft_count), "requests waited far too long for their first token"),
 }
