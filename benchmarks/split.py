@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 import openai
 
-from benchmarks.affinity import CONTEXT, QUESTION_TOKENS, TIMEOUT_S, VOCABULARY
+from benchmarks.affinity import CONTEXT, TIMEOUT_S, VOCABULARY
 from scoring.percentiles import p95
 from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.access_log import NAME, LogReader
@@ -38,9 +38,10 @@ from stages.rollout.copies import compared
 from tests.demo import DEMO, MODEL
 
 RELEASES: Final = ("0001-fp16-0123456789ab", "0002-fp16-0123456789ab")
-STEPS: Final = ((0, 0), (0, 100), (10, 0), (50, 0), (90, 0), (100, 0))
-"""The canary's share, and that of the copies, in each turn."""
+STEPS: Final = (0, 10, 10, 50, 50, 90, 90, 100)
+"""The canary's share in each turn of the conversations."""
 CONVERSATIONS: Final = 24
+QUESTION_TOKENS: Final = 96
 ANSWER_TOKENS: Final = 24
 AT_ONCE: Final = 4
 TURNS: Final = 20
@@ -57,9 +58,8 @@ def main() -> None:
         servers = [stack.enter_context(running(spec(Path(folder), number))) for number in range(len(RELEASES))]
         print("| share of the canary | sticks | drawn |\n| --- | --- | --- |")
         sticking, drawn = (list(hit_rates(Path(folder), servers, way)) for way in ("session", "none"))
-        for (percent, copied), *rates in zip(STEPS, sticking, drawn, strict=True):
-            share = f"{percent} %{f', copies of {copied} %' if copied else ''}"
-            print(f"| {share} | {rates[0]:.1%} | {rates[1]:.1%} |", flush=True)
+        for percent, *rates in zip(STEPS, sticking, drawn, strict=True):
+            print(f"| {percent} % | {rates[0]:.1%} | {rates[1]:.1%} |", flush=True)
         with endpoint(Path(folder) / "copies", servers) as (url, proxy, folder_of_log):
             copy_costs(url, proxy, servers, folder_of_log)
 
@@ -103,8 +103,8 @@ def hit_rates(folder: Path, servers: list[Server], affinity: Literal["session", 
     """Yield turn by turn how much of the prompts was cached, while the split changes from turn to turn."""
     random_, histories = random.Random(affinity), [list[int]() for _ in range(CONVERSATIONS)]
     with endpoint(folder / affinity, servers, affinity) as (url, proxy, _), ThreadPoolExecutor(AT_ONCE) as pool:
-        for percent, copied in STEPS:
-            proxy.apply(split(servers, percent, copied, affinity))
+        for percent in STEPS:
+            proxy.apply(split(servers, percent, 0, affinity))
             for history in histories:
                 history += random_.choices(VOCABULARY, k=QUESTION_TOKENS)
             names = [f"{affinity} {number}" for number in range(CONVERSATIONS)]
@@ -127,7 +127,7 @@ def complete(url: str, session: str, prompt: list[int]) -> tuple[list[int], int]
 def copy_costs(url: str, proxy: Proxy, servers: list[Server], files: Path) -> None:
     """Print the time to the first token and per answer with and without copies, and what the copies showed."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
-    reader, measured = LogReader(files / NAME), dict[int, list[tuple[float, float]]]({0: [], 100: []})
+    reader, turns = LogReader(files / NAME), list[dict[int, list[tuple[float, float]]]]()
 
     def stream(seed: int) -> tuple[float, float]:
         prompt = random.Random(seed).choices(VOCABULARY, k=64)
@@ -137,16 +137,20 @@ def copy_costs(url: str, proxy: Proxy, servers: list[Server], files: Path) -> No
         return 1000 * times[0], 1000 * times[-1]
 
     with ThreadPoolExecutor(2) as pool:
+        list(pool.map(stream, range(-REQUESTS, 0)))  # it loads its own parts at the first request
         for turn in range(TURNS):
+            turns.append({})
             for copied in (0, 100) if turn % 2 else (100, 0):
                 proxy.apply(split(servers, 0, copied))
-                seeds = [1000 * turn + number + (copied and 500) for number in range(REQUESTS)]
-                measured[copied] += pool.map(stream, seeds)
+                turns[-1][copied] = list(pool.map(stream, range(1000 * turn + copied, 1000 * turn + copied + REQUESTS)))
     for place, what in enumerate(("first token", "answer")):
         for of, name in ((statistics.median, "p50"), (p95, "p95")):
-            without, with_copies = (of([times[place] for times in measured[copied]]) or 0.0 for copied in (0, 100))
-            ratio = with_copies / without
-            print(f"{what} {name}: {without:.1f} ms without copies, {with_copies:.1f} ms with, {ratio:.3f} times")
+            shown = [[of([times[place] for times in turn[copied]]) or 0.0 for turn in turns] for copied in (0, 100)]
+            ratios = [with_copies / without for without, with_copies in zip(*shown, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            without, with_copies = map(statistics.median, shown)
+            print(f"{what} {name}: {without:.1f} ms without copies, {with_copies:.1f} ms with", end="; ")
+            print(f"ratio {middle:.3f} (middle half of {TURNS} turns: {low:.2f}–{high:.2f})", flush=True)
     time.sleep(1)
     lines = list(reader.requests())
     copies = {line.copy_of: line for line in lines if line.copy_of}

@@ -98,11 +98,16 @@ def analyse(observation: Observation) -> Analysis:
     stable = None
     if observation.stable:
         stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
-    steps, looks = len(journal.steps), (journal.windows, len(window.slices))
-    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps + bool(settings.mirror), *looks)
+    mirrored = settings.mirror is not None
+    steps, looks = len(settings.steps) + mirrored, (journal.windows, len(window.slices))
+    errors = stats.level(ERRORS * settings.error_rate, steps, *looks)
+    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps + mirrored, *looks)
+    settled = len(window.slices) >= SETTLED
+    if journal.copied and not settled:  # bursts of failures are known better later, and nobody is harmed meanwhile
+        errors = level = 0.0
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
-        _failures(settings, "errors", slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
+        _failures(settings, "errors", slices, errors),
         _failures(settings, "own requests", slices, level),
     ]
     if not alone:
@@ -111,7 +116,7 @@ def analyse(observation: Observation) -> Analysis:
         checks.append(_failures(settings, "copies", slices, level))
     if journal.percent <= EVEN:
         checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
-    if len(window.slices) < SETTLED:
+    if not settled:
         level = 0.0
     checks += [check for name in LATENCIES if (check := _latency(settings, name, observation, level))]
     if observation.agreement is not None:

@@ -181,7 +181,7 @@ def test_a_canary_that_hangs_costs_the_client_nothing(split: Split) -> None:
     split.shift(0, copied=100)
     took = [ask(long) for _ in range(2 * MOST_COPIES)]
     assert statistics.median(took) < 2 * before + 0.05
-    assert envoy.memory_info().rss - held < 2 * MOST_COPIES * len(long)
+    assert envoy.memory_info().rss - held < 3 * MOST_COPIES * len(long)
     assert len(split.servers[CANARY].asked) <= MOST_COPIES
     began = time.monotonic()
     split.shift(0)
