@@ -7,7 +7,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Final
 
-from stages.parts.base.errors import Conflict, NothingToServe, UnknownName
+from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
@@ -51,7 +51,10 @@ def begin(
         kind = "first" if split.stable is None else "refresh"
     if kind != "refresh":
         target.check_room(release)
-    steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ()) if split.room else ()
+    if settings.mirror and kind == "rollout" and (why := target.cannot_copy()):
+        raise ConfigError(f"rollout.mirror: {why}", hint="--set rollout.mirror=null")
+    planned = ((0,) if settings.mirror else ()) + settings.steps
+    steps = {"rollout": planned, "rollback": (100,)}.get(kind, ()) if split.room else ()
     if settings.ready_timeout_s == "auto":
         ready_s = SCHEDULED_S + target.serving_of(release).startup_timeout_s
         settings = settings.model_copy(update={"ready_timeout_s": float(ready_s)})
