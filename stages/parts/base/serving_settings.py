@@ -161,18 +161,11 @@ class AskedServing(Settings):
 
     def candidates_of(self, variants: Iterable[str]) -> list[str]:
         """List the candidates of these variants: each as it is, and with the recipes that are tried with it."""
-        return [
-            candidate
-            for variant in variants
-            for candidate in (
-                variant,
-                *(
-                    f"{variant}{WITH_RECIPE}{name}"
-                    for name, recipe in self.recipes.items()
-                    if recipe.variants is None or variant in recipe.variants
-                ),
-            )
-        ]
+        names = []
+        for variant in variants:
+            tried = (name for name, each in self.recipes.items() if each.variants is None or variant in each.variants)
+            names += [variant, *(f"{variant}{WITH_RECIPE}{name}" for name in tried)]
+        return names
 
     def is_optional(self, candidate: str) -> bool:
         recipe = self.recipes.get(recipe_of(candidate))

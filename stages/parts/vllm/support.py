@@ -4,7 +4,6 @@ recipes with it, and has a kernel for a variant's weights on this machine's proc
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import tempfile
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -24,6 +23,7 @@ from stages.parts.base.formats import FORMATS, Format, Kernel, why_failed
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import digest_of
+from stages.parts.machine.environment import installed
 from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.adapter import Adapter, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees
@@ -330,17 +330,13 @@ def refuse_without_torchvision(described: Description) -> None:
     import it, even to serve only their language part. Our lock has none, because PyPI's is built for CUDA."""
     if not sees(described.config):
         return
-    release, _, build = installed_version("torch").partition("+")
-    try:
-        installed = importlib.metadata.version("torchvision")
-    except importlib.metadata.PackageNotFoundError:
-        installed = ""
-    if not installed or (build == "cpu" and "+" not in installed):
+    (release, _, build), found = installed_version("torch").partition("+"), installed("torchvision")
+    if not found or (build == "cpu" and "+" not in found):
         fitting = f"0.{int(release.split('.')[1]) + 15}.*"  # https://github.com/pytorch/vision#installation
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise NotInstalled(
-            f"vLLM serves models that see with torchvision, and {installed or 'none'} is installed here"
-            + (", which is for CUDA" if installed else ""),
+            f"vLLM serves models that see with torchvision, and {found or 'none'} is installed here"
+            + (", which is for CUDA" if found else ""),
             hint=f"uv pip install --no-deps 'torchvision=={fitting}'{index}",
         )
 
