@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHOWN = 10
 """Files that nothing refers to, of each model, in a text."""
 
-commands = Commands("Look after the store: space, old content, damage, backups.", "store du", name="store")
+commands = Commands("Look after the store: space, damage, backups.", "store du", name="store")
 
 MaybeModelArgument = Annotated[str | None, typer.Argument(help="One model. Default: all.")]
 BackupArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The backup's folder.")]
