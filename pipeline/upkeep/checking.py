@@ -17,6 +17,7 @@ from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import CANDIDATE, CANDIDATE_METRICS, HISTORY, METRICS, PROBES, current_release
+from stages.parts.releases.signing import SIGNATURE
 
 MANIFESTS: Final[dict[str, tuple[str, type[Acquired | Variant]]]] = {
     "base": (ACQUIRED, Acquired),
@@ -115,6 +116,7 @@ def _problems(store: ModelStore, digests: Digests, referred: set[Path]) -> Itera
             for path, sha256 in ((folder / file.path, file.sha256) for file in (record.files if record else ())):
                 referred.add(path)
                 yield path, _wrong(path, sha256, digests)
+    referred |= {*store.releases.glob(f"*/{SIGNATURE}")}
     for link in (store.production, store.path / CANDIDATE):
         yield (
             link,
