@@ -9,7 +9,20 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from pipeline.commands import clients, cluster, decisions, drill, events, plan, releases, rollout, runs, usage
+from pipeline.commands import (
+    clients,
+    cluster,
+    decisions,
+    drill,
+    events,
+    plan,
+    releases,
+    rollout,
+    runs,
+    signing,
+    store,
+    usage,
+)
 from pipeline.commands.options import Commands, print_result
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import SlipwayError
@@ -47,7 +60,7 @@ def options(
         context.fail("--json belongs after the command." if as_json else "Missing command.")
 
 
-for module in (runs, plan, releases, rollout, decisions, usage, clients, drill, cluster, events):
+for module in (runs, plan, releases, rollout, decisions, signing, usage, clients, store, drill, cluster, events):
     app.add_typer(module.commands)
 app.add_typer(releases.release_commands)
 

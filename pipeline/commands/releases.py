@@ -1,4 +1,4 @@
-"""``slipway serve``, ``releases``, ``rollback`` and ``prune``: serve a release, list them, go back, remove old ones."""
+"""``slipway serve``, ``releases`` and ``rollback``: serve a release, list them, go back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
     from stages.parts.base.serving_settings import AskedServing
     from stages.parts.base.store import ModelStore
-    from stages.parts.releases.listing import MoveSummary, Pruned, ReleaseSummary
+    from stages.parts.releases.listing import MoveSummary, ReleaseSummary
     from stages.parts.releases.release import Split
     from stages.rollout.target import Target
 
@@ -140,30 +140,6 @@ def promote(
     return Printout({"model": model, "release": name, "served": is_served}, text)
 
 
-@commands.add("prune org/name --keep 5")
-def prune(
-    model: ModelArgument,
-    keep: Annotated[int, typer.Option(help="How many of the newest releases to keep.")] = 3,
-    others: Annotated[
-        bool, typer.Option("--others", help="Also remove variants and evaluations that only other settings need.")
-    ] = False,
-    *,
-    volume: VolumeOptions,
-) -> Printout:
-    """Remove old releases that nothing uses.
-
-    Releases in production, before it, in a rollout, or being served are kept. The store keeps the last variants and
-    evaluations of other settings, so that a run with those finds them again. `--others` removes them.
-    """
-    from stages.parts.releases.listing import prune as remove
-    from stages.parts.releases.release import Split
-
-    store = volume.of_model(model)
-    split = served(store, volume.load(), model) or Split(stable=None)
-    pruned = remove(store, keep, split, others=others)
-    return Printout(pruned.model_dump(mode="json"), _removed(pruned))
-
-
 def serving_of(store: ModelStore, settings: RunConfig) -> AskedServing:
     """Return the settings of the running endpoint, so that commands need not repeat them; else the configured ones."""
     from stages.parts.base.serving_settings import AskedServing
@@ -240,14 +216,3 @@ def _history(moves: list[MoveSummary]) -> Any:
 
 def _number(release: str | None) -> str:
     return str(int(release.partition("-")[0])) if release else "–"
-
-
-def _removed(pruned: Pruned) -> str:
-    removed = ", ".join((*pruned.removed, *(["what other settings made"] if pruned.others else [])))
-    if not removed:
-        return f"nothing to remove: all {len(pruned.kept)} releases are kept"
-    text = f"removed {removed}; {readable(pruned.freed_bytes)} freed"
-    shared = pruned.removed_bytes - pruned.freed_bytes
-    return text + (
-        f", {readable(shared)} remain, because variants or other releases link to the same files" if shared else ""
-    )

@@ -54,7 +54,7 @@ def usage(
     groups = [name.strip() for name in by.split(",") if name.strip()]
     if unknown := [group for group in groups if group not in records.GROUPS]:
         raise UnknownName("group", unknown[0], known=records.GROUPS)
-    begin = _begin(since)
+    begin = time_of(since, "--since")
     if not root.is_dir() and not usage_url:
         raise ConfigError(f"there is no store {options.store}", hint="see --store")
     with opened(root, usage_url) as database:
@@ -71,14 +71,14 @@ def usage(
     return Printout([_flat(row) for row in sums], text)
 
 
-def _begin(since: str) -> datetime:
-    """Read ``--since``. Raises: ConfigError: it is neither a duration nor a time."""
-    if match := re.fullmatch(r"(\d+)([mhd])", since):
+def time_of(text: str, option: str) -> datetime:
+    """Read a time, or how long ago it was. Raises: ConfigError: it is neither."""
+    if match := re.fullmatch(r"(\d+)([mhd])", text):
         return datetime.now(UTC) - timedelta(**{UNITS[match[2]]: int(match[1])})
     try:
-        return datetime.fromisoformat(since).astimezone()
+        return datetime.fromisoformat(text).astimezone()
     except ValueError as error:
-        raise ConfigError(f"--since {since!r} is no time", hint="such as 90m, 24h, 7d or 2026-01-31") from error
+        raise ConfigError(f"{option} {text!r} is no time", hint="such as 90m, 24h, 7d or 2026-01-31") from error
 
 
 def _flat(row: Sum) -> dict[str, Any]:

@@ -32,6 +32,7 @@ OF_ONE_MACHINE: Final = {
     "affinity": "kserve.llm.scheduler",
     "request_timeout_s": "kserve.timeout_s",
     **dict.fromkeys(("host", "port", "tls_certificate", "tls_key", "plain_http"), "the listeners of the Gateway"),
+    **dict.fromkeys(("signing", "verification_key"), "a policy of the cluster for what its volume holds"),
 }
 """The settings in ``serving`` of the endpoint on one machine, and what takes their place on a cluster."""
 

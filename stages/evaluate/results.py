@@ -37,6 +37,7 @@ Found = tuple[Result | SlipwayError, bool]
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
+    *("signing", "verification_key"),
     *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser", "adapters"),
     *("reference", "recipes", "production"),
 }

@@ -1,4 +1,4 @@
-"""``slipway releases``, ``rollback``, ``prune`` and ``rollout`` as a person calls them."""
+"""``slipway releases``, ``rollback`` and ``rollout`` as a person calls them."""
 
 from __future__ import annotations
 
@@ -119,16 +119,6 @@ def test_a_rollback_without_an_earlier_release_is_a_clear_error(stage: Stage) ->
     assert "unknown release '9'" in slipway(stage.store, "rollback", MODEL, "--to", "9").stderr
 
 
-def test_prune_says_what_it_removed_and_freed(stage: Stage) -> None:
-    names = [f"{number:04d}-awq-{number:012x}" for number in range(1, 6)]
-    published(stage, *names)
-    said = slipway(stage.store, "prune", MODEL, "--keep", "2")
-    assert said.stdout.startswith(f"removed {names[2]}, {names[1]}, {names[0]}; ")
-    assert sorted(path.name for path in stage.store.releases.iterdir()) == names[3:]
-    assert slipway(stage.store, "prune", MODEL).stdout == "nothing to remove: all 2 releases are kept\n"
-    assert slipway(stage.store, "prune", MODEL, "--keep", "0").returncode == 2
-
-
 def test_the_status_shows_state_figures_and_the_next_commands(stage: Stage) -> None:
     assert slipway(stage.store, "rollout", "status", MODEL).stdout == f"there was no rollout of {MODEL} yet\n"
     stage.served()
@@ -194,6 +184,6 @@ def test_an_impossible_command_says_what_to_do_instead(stage: Stage) -> None:
     assert f"slipway rollout start {MODEL}" in promoted.stderr
     assert slipway(stage.store, "rollout", "abort", MODEL).stdout == f"no rollout of {MODEL} is in progress\n"
     assert slipway(stage.store, "rollout", "start", MODEL).returncode == 33
-    unknown = slipway(stage.store, "prune", MODEL, "--platform", "lokal")
+    unknown = slipway(stage.store, "store", "prune", MODEL, "--platform", "lokal")
     assert unknown.returncode == 2
     assert "did you mean 'local'?" in unknown.stderr

@@ -160,11 +160,19 @@ class AskedServing(Settings):
     """The certificate's key, a PEM file without a password."""
     plain_http: bool = False
     """True: without a certificate, serve on an address that other machines reach all the same."""
+    signing: Literal["off", "warn", "require"] = "off"
+    """Whether releases must be signed on one machine. They are verified each time before a server loads one, which
+    reads all of it once more. require: one that is not signed with the key is not served. warn: it is, with a line in
+    the log."""
+    verification_key: AbsolutePath | None = None
+    """A PEM file on this machine, outside of the store: the public key of those who may sign releases."""
 
     @model_validator(mode="after")
-    def _certificate_with_its_key(self) -> Self:
+    def _keys_where_needed(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key belong together")
+        if self.signing != "off" and self.verification_key is None:
+            raise ValueError(f"signing: {self.signing} needs a verification_key")
         return self
 
     def candidates_of(self, variants: Iterable[str]) -> list[str]:

@@ -98,11 +98,11 @@ def write_text(path: Path, text: str) -> None:
     with full_disk_as_error(path.parent):
         try:
             beside.write_text(text, encoding="utf-8")
-            _fsync(beside)
+            fsync(beside)
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
-        _fsync(path.parent)
+        fsync(path.parent)
 
 
 def place(source: Path, target: Path, *, link: bool = True) -> Placement:
@@ -142,7 +142,7 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NotEnoughSpace(
                 f"no space left on the volume of {where}",
-                hint="free some space, or remove what is old (slipway prune --others); nothing was changed",
+                hint="free some space, or remove what is old (slipway store prune --others); nothing was changed",
             ) from error
         raise
 
@@ -265,8 +265,7 @@ class ModelStore:
                 work.mkdir()
             try:
                 yield work
-                for path in (work, *work.rglob("*")):
-                    _fsync(path)
+                fsync_tree(work)
                 swap(work, target)
             finally:
                 if not resume:
@@ -286,7 +285,7 @@ def swap_link(link: Path, target: Path) -> None:
     beside = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
     beside.symlink_to(target)
     os.replace(beside, link)
-    _fsync(link.parent)
+    fsync(link.parent)
 
 
 def swap(work: Path, target: Path) -> None:
@@ -297,7 +296,7 @@ def swap(work: Path, target: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.replace(target, old)
     os.replace(work, target)
-    _fsync(target.parent)
+    fsync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -314,7 +313,15 @@ def _put_aside(paths: Sequence[Path], target: Path) -> None:
         shutil.rmtree(path)
 
 
-def _fsync(path: Path) -> None:
+def fsync_tree(folder: Path) -> None:
+    """Make a directory and all that is in it durable."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            fsync(path)
+
+
+def fsync(path: Path) -> None:
+    """Make a file's content, or a directory's names, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

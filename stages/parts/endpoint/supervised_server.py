@@ -18,6 +18,7 @@ from stages.parts.base.log import say
 from stages.parts.endpoint.endpoint import ServerState, State
 from stages.parts.endpoint.metering import Meter
 from stages.parts.endpoint.routing import Backend
+from stages.parts.releases.signing import check_trust
 from stages.parts.vllm.arguments import check_replicas, gpus_of
 from stages.parts.vllm.client import healthy, socket_of
 from stages.parts.vllm.server import POLL_S, Server, ServerSpec, running
@@ -103,6 +104,7 @@ class SupervisedServer:
         failures, ready_at = 0, None
         while True:
             try:
+                check_trust(self._spec.directory, self._spec.settings)
                 with running(self._spec, self._stop) as server:
                     ready_at = time.monotonic()
                     meter = Meter(self._spec.log.parent, self._spec.name, self.release, server.url)

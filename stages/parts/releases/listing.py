@@ -1,27 +1,23 @@
-"""The releases of a model as they are listed for a person, and which of them may be removed."""
+"""The releases of a model as they are listed for a person."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
-import uuid
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import ModelStore, Record, exclusive
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.model.adapter import adapters_in
-from stages.parts.records.rollout import LOCK, under_way
+from stages.parts.records.rollout import under_way
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import (
     METRICS,
     OneMove,
     Split,
-    before,
     candidate,
     current_release,
     headline,
@@ -66,19 +62,6 @@ class ReleaseSummary(Record):
     """The moves to it, the newest first."""
 
 
-class Pruned(Record):
-    """Which releases were removed, and how much space that freed."""
-
-    removed: tuple[str, ...]
-    others: bool = False
-    """Whether anything of other configurations was removed."""
-    kept: tuple[str, ...]
-    removed_bytes: int
-    """The size of all files in the removed directories."""
-    freed_bytes: int
-    """The size of those files that no other directory links to; the others stay on the disk."""
-
-
 def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSummary]:
     """List all releases, the newest first; *split* is what the platform serves, if anything."""
     moves = summarized_moves(store)
@@ -119,41 +102,6 @@ def summarized_moves(store: ModelStore) -> list[MoveSummary]:
     return moves
 
 
-def prune(store: ModelStore, keep: int, split: Split, *, others: bool = False) -> Pruned:
-    """Remove all but the newest *keep* releases and, with *others*, the variants and evaluations of other
-    configurations, which were put aside. A release is never removed if it is in production, was there before, may be
-    the next one, or is being served. Raises ConfigError if *keep* is less than one, Busy if a rollout is running, which
-    may need any of them."""
-    if keep < 1:
-        raise ConfigError(
-            "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"
-        )
-    with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
-        names = [name for _, name in sorted(numbered(store).items(), reverse=True)]
-        current, journal = current_release(store), under_way(store)
-        needed = {*names[:keep], current, candidate(store), split.stable, split.canary, split.standby}
-        if current:
-            needed.add(before(store, current))
-        if journal:
-            needed |= {journal.release, journal.stable, journal.before}
-        removed = [name for name in names if name not in needed]
-        set_aside = [store.aside] if others and store.aside.exists() else []
-        folders = [*(store.releases / name for name in removed), *set_aside]
-        total, freed = _bytes_of(folders)
-        for folder in folders:  # atomically for other processes: each is first renamed
-            work = store.path / ".building" / f"pruned-{uuid.uuid4().hex}"
-            work.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(folder, work)
-            shutil.rmtree(work)
-    return Pruned(
-        removed=tuple(removed),
-        others=bool(set_aside),
-        kept=tuple(name for name in names if name in needed),
-        removed_bytes=total,
-        freed_bytes=freed,
-    )
-
-
 def _release(
     store: ModelStore, number: int, name: str, state: ReleaseState, moves: tuple[MoveSummary, ...]
 ) -> ReleaseSummary:
@@ -176,13 +124,13 @@ def _release(
         outcome=headline(store, name),
         reason=str(decision.get("reason", "")),
         made_at=made,
-        size_bytes=_bytes_of([folder])[0],
+        size_bytes=bytes_of([folder])[0],
         state=state,
         moves=moves,
     )
 
 
-def _bytes_of(folders: list[Path]) -> tuple[int, int]:
+def bytes_of(folders: list[Path]) -> tuple[int, int]:
     """Add up the sizes of all files, and of those without a link outside these folders."""
     links: Counter[tuple[int, int]] = Counter()
     files: dict[tuple[int, int], os.stat_result] = {}

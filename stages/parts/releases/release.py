@@ -36,6 +36,7 @@ from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
 from stages.parts.records.variant import VARIANT, read_variant
+from stages.parts.releases.signing import sign_if_asked
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
 CANDIDATE: Final = "candidate"
@@ -99,6 +100,7 @@ def publish(store: ModelStore, decision: Production, place: Place) -> Placement:
     """Make the decision's release, and put it in its *place*. Each step is atomic: a crash leaves the old release in
     production. Raises DamagedModel if the winner's files are not what their manifest says."""
     placement = make(store, decision)
+    sign_if_asked(store.releases / decision.release)
     at_once = current_release(store) == decision.release  # the same winner, with newer measurements
     decision.write(store.production_metrics if at_once else store.path / CANDIDATE_METRICS)
     settle(store, decision.release, place)

@@ -24,7 +24,10 @@ COMMAND_LINES = {
     ("rollback", "org/name", "--to", "3", "--json"): ["rollback", "org/name", "--to=3", "--json"],
     ("rollout", "status", "org/name"): ["rollout", "status", "org/name"],
     ("rollout", "promote", "org/name", "--set", "rollout.step_s=5"): ["rollout", "promote", "org/name"],
-    ("prune", "org/name", "--keep", "0"): ["prune", "org/name", "--keep=0"],
+    ("store", "prune", "org/name", "--keep", "0"): ["store", "prune", "org/name", "--keep=0"],
+    ("store", "prune", "--all", "--dry-run"): ["store", "prune", "--all", "--keep=3", "--dry-run"],
+    ("store", "check"): ["store", "check"],
+    ("store", "du", "org/name"): ["store", "du", "org/name"],
     ("verify-decision", "latest"): ["verify-decision", "latest"],
 }
 

@@ -11,16 +11,16 @@ import pytest
 
 from scoring.criteria import Weights
 from scoring.profile import Profile
-from stages.parts.base.errors import ConfigError, DamagedModel, UnknownName
+from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, swap_link
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import supervising
 from stages.parts.model.adapter import CONFIG, WEIGHTS
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
-from stages.parts.releases.listing import catalogue, prune, summarized_moves
+from stages.parts.releases.listing import catalogue, summarized_moves
 from stages.parts.releases.release import (
     HISTORY,
     METRICS,
@@ -189,55 +189,6 @@ def test_moves_are_listed_newest_first_with_share_duration_and_last_analysis(sto
     assert (oldest.percent, oldest.seconds, oldest.result) == (100, 0.0, "promoted")
     (only,) = catalogue(store)
     assert (only.state, only.moves) == ("rolled back", (newest,))
-
-
-def test_prune_keeps_what_is_needed_and_says_what_it_freed(store: ModelStore) -> None:
-    names = [f"{number:04d}-awq-{number:012x}" for number in range(1, 10)]
-    empty(store, *names)
-    shared = store.releases / names[2] / "model.safetensors"
-    (store.path / "elsewhere").hardlink_to(shared)
-    swap_link(store.production, Path("releases") / names[4])
-    remember(store, _move("x", names[4], before=names[1]))
-    swap_link(store.path / "candidate", Path("releases") / names[5])
-    split = Split(stable=names[4], canary=names[6], standby=names[0])
-    pruned = prune(store, 1, split)
-    assert pruned.removed == (names[7], names[3], names[2])
-    assert sorted(path.name for path in store.releases.iterdir()) == sorted(pruned.kept)
-    assert set(pruned.kept) == {names[8], names[6], names[5], names[4], names[1], names[0]}
-    each = len(f"weights of {names[0]}")
-    assert (pruned.removed_bytes, pruned.freed_bytes) == (3 * each, 2 * each)
-    assert (store.path / "elsewhere").read_text() == f"weights of {names[2]}"
-    assert prune(store, 1, split).removed == ()
-
-
-def test_prune_removes_what_other_settings_made_only_if_asked(store: ModelStore) -> None:
-    empty(store, "0001-awq-aaaaaaaaaaaa")
-    path = store.optimized("other")
-    path.mkdir()
-    (path / "model.safetensors").write_text("weights")
-    store.take_up([path], "a" * 64, "b" * 64)
-    kept = store.aside
-    assert not path.exists()
-    assert prune(store, 1, Split(stable=None)).others is False
-    assert kept.exists()
-    pruned = prune(store, 1, Split(stable=None), others=True)
-    assert (pruned.removed, pruned.others, pruned.freed_bytes) == ((), True, len("weights"))
-    assert not kept.exists()
-
-
-def test_prune_counts_bytes_that_two_removed_releases_share_once(store: ModelStore) -> None:
-    empty(store, "0001-awq-aaaaaaaaaaaa", "0003-awq-cccccccccccc")
-    twin = store.releases / "0002-awq-bbbbbbbbbbbb"
-    twin.mkdir()
-    (twin / "model.safetensors").hardlink_to(store.releases / "0001-awq-aaaaaaaaaaaa" / "model.safetensors")
-    pruned = prune(store, 1, Split(stable=None))
-    size = len("weights of 0001-awq-aaaaaaaaaaaa")
-    assert (pruned.removed_bytes, pruned.freed_bytes) == (2 * size, size)
-
-
-def test_prune_never_removes_the_newest_so_that_numbers_are_not_used_again(store: ModelStore) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        prune(store, 0, Split(stable=None))
 
 
 def _move(id_: str, release: str, before: str | None = None) -> Move:

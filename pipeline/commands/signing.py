@@ -1,0 +1,71 @@
+"""``slipway sign`` and ``verify``: signatures of releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.options import Commands, LocalOptions, ModelArgument
+from pipeline.runs.engine import Printout
+from stages.parts.base.errors import ConfigError
+
+commands = Commands()
+
+ReleaseOption = Annotated[
+    str | None, typer.Option("--release", help="A release's number or name. Default: the one in production.")
+]
+
+
+@commands.add("sign org/name --key signing.pem")
+def sign(
+    model: ModelArgument,
+    key: Annotated[
+        Path,
+        typer.Option(envvar="SLIPWAY_SIGNING_KEY", help="The private key: PEM, of the curve P-256, P-384 or P-521."),
+    ],
+    release: ReleaseOption = None,
+    *,
+    options: LocalOptions,
+) -> Printout:
+    """Sign a release that is there already.
+
+    Where SLIPWAY_SIGNING_KEY is set, runs sign what they publish.
+    """
+    from stages.parts.releases.signing import sign as sign_release
+
+    folder = _release(options, model, release)
+    sign_release(folder, key)
+    return Printout({"model": model, "release": folder.name, "signed": True}, f"signed {folder.name}")
+
+
+@commands.add("verify org/name --key signing.pub")
+def verify(
+    model: ModelArgument,
+    key: Annotated[Path | None, typer.Option(help="The public key. Default: serving.verification_key.")] = None,
+    release: ReleaseOption = None,
+    *,
+    options: LocalOptions,
+) -> Printout:
+    """Compare every byte of a release with its signature.
+
+    Exit code 46 if it is not signed by that key, or was altered. Needs no network.
+    """
+    from stages.parts.releases.signing import verify as verify_release
+
+    public_key = key or options.load(platform="local").serving.verification_key
+    if public_key is None:
+        raise ConfigError("no key to verify with", hint="--key signing.pub, or serving.verification_key")
+    folder = _release(options, model, release)
+    verify_release(folder, Path(public_key))
+    text = f"{folder.name} is what was signed with the key of {public_key}"
+    return Printout({"model": model, "release": folder.name, "verified": True}, text)
+
+
+def _release(options: LocalOptions, model: str, release: str | None) -> Path:
+    from stages.parts.endpoint.endpoint import published
+    from stages.parts.releases.release import find
+
+    store = options.of_model(model)
+    return store.releases / find(store, release) if release else published(store)

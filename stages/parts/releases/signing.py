@@ -1,0 +1,90 @@
+"""Signatures of releases, in the format of OpenSSF's model-signing, whose own tools verify them, too.
+
+``model.sig`` in a release's directory is a Sigstore bundle with an in-toto statement: the sha256 of every other file.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+from stages.parts.base.errors import ConfigError, NotTrusted
+from stages.parts.base.log import say
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.store import fsync
+
+SIGNATURE: Final = "model.sig"
+KEY_VARIABLE: Final = "SLIPWAY_SIGNING_KEY"
+"""The path of the private key with which releases are signed: PEM, on the curve P-256, P-384 or P-521."""
+
+
+def sign_if_asked(release: Path) -> None:
+    """Sign a release that is not signed yet, if there is a key. Raises: ConfigError: the key can't be used."""
+    if (key := os.environ.get(KEY_VARIABLE)) and not (release / SIGNATURE).exists():
+        sign(release, Path(key))
+
+
+def sign(release: Path, private_key: Path) -> None:
+    """Sign all files of a release; an earlier signature is replaced. Reads every byte.
+
+    Raises:
+        ConfigError: the key can't be used.
+    """
+    from model_signing import signing
+
+    work = release.parent / f".{SIGNATURE}.{uuid.uuid4().hex}"  # not in the release, where it would be signed
+    try:
+        config = signing.Config().use_elliptic_key_signer(private_key=private_key)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{private_key} is no key to sign with: {error}", hint=f"see {KEY_VARIABLE}") from error
+    try:
+        config.set_hashing_config(_hashing(release)).sign(release, work)
+        fsync(work)
+        os.replace(work, release / SIGNATURE)
+        fsync(release)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def check_trust(release: Path, serving: AskedServing) -> None:
+    """Verify a release before it is loaded, as ``serving.signing`` demands. Raises: NotTrusted, ConfigError."""
+    if serving.signing == "off":
+        return
+    try:
+        verify(release, Path(serving.verification_key or ""))
+    except NotTrusted as error:
+        if serving.signing == "require":
+            raise
+        say(f"warning: {error}")
+
+
+def verify(release: Path, public_key: Path) -> None:
+    """Compare every byte of a release with its signature.
+
+    Raises:
+        NotTrusted: it is not signed, not by this key, or has other files than were signed.
+        ConfigError: the key can't be used.
+    """
+    from model_signing import verifying
+
+    if not (release / SIGNATURE).is_file():
+        raise NotTrusted(f"{release.name} is not signed", hint="if you trust it: slipway sign MODEL")
+    try:
+        config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{public_key} is no key to verify with: {error}", hint="a public key, as PEM") from error
+    try:
+        config.set_hashing_config(_hashing(release)).verify(release, release / SIGNATURE)
+    except Exception as error:  # of whatever kind, since anything may stand in the file
+        raise NotTrusted(
+            f"{release.name} is not what {public_key.name} signed: {str(error) or type(error).__name__}",
+            hint="do not serve it: go back with slipway rollback, or restore a backup",
+        ) from error
+
+
+def _hashing(release: Path) -> Any:
+    from model_signing import hashing
+
+    return hashing.Config().set_ignored_paths(paths=[release / SIGNATURE], ignore_git_paths=False)

@@ -1,0 +1,144 @@
+"""Signed releases: others' tools verify them, and one that was altered is refused before a byte of it is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pipeline.upkeep.checking import Digests, check
+from scoring.profile import Profile
+from stages.parts.base.errors import ConfigError, NotTrusted
+from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.endpoint import SERVERS, endpoint, stop
+from stages.parts.releases.signing import KEY_VARIABLE, SIGNATURE, check_trust, sign, verify
+from stages.select.selection import select
+from tests.samples import MODEL, measured_store
+from tests.serving import ROLLOUT, SERVING, environment, publish, stage, stand_in_variant
+
+
+def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """A private key and its public key, as ``openssl ecparam -genkey`` and ``openssl ec -pubout`` write them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    return key_pair(tmp_path, "ours")
+
+
+@pytest.fixture
+def release(tmp_path: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that select published where there is a key."""
+    monkeypatch.setenv("SLIPWAY_RUN", "run-1")
+    monkeypatch.setenv(KEY_VARIABLE, str(keys[0]))
+    store = measured_store(tmp_path / "store")
+    select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
+    return store.production.resolve()
+
+
+def test_what_is_published_with_a_key_is_signed_and_the_upstream_tool_accepts_it(
+    release: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    verify(release, keys[1])
+    command = [sys.executable, "-m", "model_signing", "verify", "key", str(release)]
+    command += ["--signature", str(release / SIGNATURE), "--public_key"]
+    accepted = subprocess.run([*command, str(keys[1])], capture_output=True, text=True, check=False)
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    _, other = key_pair(tmp_path, "theirs")
+    assert subprocess.run([*command, str(other)], capture_output=True, check=False).returncode != 0
+    assert check(ModelStore(release.parents[2], MODEL), Digests()).unreferenced == ()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "production_metrics.json", "variant.json"])
+def test_one_altered_byte_is_refused(release: Path, keys: tuple[Path, Path], name: str) -> None:
+    content = (release / name).read_bytes()
+    (release / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(NotTrusted, match=name):
+        verify(release, keys[1])
+
+
+def test_another_key_a_further_file_a_missing_one_and_a_broken_signature_are_refused(
+    release: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(NotTrusted, match=r"is not what theirs\.pub signed"):
+        verify(release, key_pair(tmp_path, "theirs")[1])
+    (release / ".gitattributes").write_text("")
+    with pytest.raises(NotTrusted, match="Extra files"):
+        verify(release, keys[1])
+    (release / ".gitattributes").unlink()
+    verify(release, keys[1])
+    (release / "config.json").unlink()
+    with pytest.raises(NotTrusted, match="Missing files"):
+        verify(release, keys[1])
+    for broken in ("", "{}", "[1]", json.dumps({"dsseEnvelope": None}), "\x00"):
+        (release / SIGNATURE).write_text(broken)
+        with pytest.raises(NotTrusted, match="is not what"):
+            verify(release, keys[1])
+
+
+def test_keys_that_can_not_be_used_are_named(release: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    for unusable in (tmp_path / "missing.pem", release / "config.json"):
+        with pytest.raises(ConfigError, match="no key to sign with"):
+            sign(release, unusable)
+        with pytest.raises(ConfigError, match="no key to verify with"):
+            verify(release, unusable)
+    verify(release, keys[1])
+
+
+def test_the_policy_decides_what_becomes_of_an_unsigned_release(
+    release: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (release / SIGNATURE).unlink()
+    check_trust(release, AskedServing())
+    check_trust(release, AskedServing(signing="warn", verification_key=str(keys[1])))
+    assert "is not signed" in capsys.readouterr().err
+    with pytest.raises(NotTrusted, match="is not signed"):
+        check_trust(release, AskedServing(signing="require", verification_key=str(keys[1])))
+    with pytest.raises(ValueError, match="needs a verification_key"):
+        AskedServing(signing="require")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ModelStore]:
+    served = ModelStore(tmp_path / "served", MODEL)
+    yield served
+    stop(served)
+
+
+def test_an_endpoint_that_requires_it_serves_only_what_is_signed(served: ModelStore, keys: tuple[Path, Path]) -> None:
+    release = publish(served, 1, stand_in_variant(served, "fp16"))
+    required = SERVING | {"signing": "require", "verification_key": str(keys[1])}
+    flags = ["--serving", json.dumps(required), "--rollout", json.dumps(ROLLOUT)]
+    variables = environment(served, stand_in=True)
+    refused = stage("serve", *flags, variables=variables)
+    assert f"{release} is not signed" in refused.stderr
+    assert refused.returncode != 0
+    assert not (served.path / SERVERS / f"{release}.log").exists(), "vLLM was started"
+    command = [sys.executable, "-m", "pipeline"]
+    where = ["--store", str(served.root)]
+    signed = subprocess.run([*command, "sign", MODEL, "--key", str(keys[0]), *where], check=False)
+    assert signed.returncode == 0
+    assert stage("serve", *flags, variables=variables).returncode == 0
+    assert endpoint(served)
+    stop(served)
+    weights = served.releases / release / "model.safetensors"
+    weights.write_bytes(b"Weights")
+    altered = stage("serve", *flags, variables=variables)
+    assert altered.returncode != 0
+    assert "Hash mismatch for 'model.safetensors'" in altered.stderr
+    assert endpoint(served) is None
+    said = subprocess.run([*command, "verify", MODEL, "--key", str(keys[1]), *where], capture_output=True, check=False)
+    assert said.returncode == 46
