@@ -9,7 +9,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from pipeline.commands import clients, cluster, decisions, drill, events, plan, releases, rollout, runs, usage
+from pipeline.commands import clients, cluster, decisions, drill, events, plan, releases, rollout, runs, usage, watch
 from pipeline.commands.options import Commands, print_result
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import SlipwayError
@@ -47,7 +47,7 @@ def options(
         context.fail("--json belongs after the command." if as_json else "Missing command.")
 
 
-for module in (runs, plan, releases, rollout, decisions, usage, clients, drill, cluster, events):
+for module in (runs, plan, releases, rollout, watch, decisions, usage, clients, drill, cluster, events):
     app.add_typer(module.commands)
 
 

@@ -23,6 +23,7 @@
     │   ├── RolledBack         43   the canary was worse, or there is no evidence that it is as good
     │   ├── DrillFailed        44   the endpoint did not withstand a drill
     │   ├── Incomplete         45   a variant is missing from the decision; the best of the others waits
+    │   ├── Degraded           47   what serves is no longer what its release was when it was measured
     │   ├── MissingRun         51
     │   ├── EventRefused       52   an event of a registry that starts no run
     │   ├── ClusterRefused     60   Kubernetes refused a valid request
@@ -146,6 +147,9 @@ class DrillFailed(PermanentError, exit_code=44): ...
 
 
 class Incomplete(PermanentError, exit_code=45): ...
+
+
+class Degraded(PermanentError, exit_code=47): ...
 
 
 class MissingRun(PermanentError, exit_code=51): ...

@@ -114,6 +114,9 @@ class KServeTarget(Target):
     def kill(self, release: str) -> Callable[[], bool]:
         return self.pods.kill(release)
 
+    def neighbours(self, release: str) -> list[str]:
+        return self.pods.neighbours(release)
+
     def apply_companions(self, release: str, deployment: str, service: Object) -> None:
         """Apply what belongs to a release's Deployment beside *service*: the budget, and perhaps its autoscaler."""
         self.objects.apply_budget()
