@@ -65,8 +65,8 @@ def watch(
             return Printout({"model": model, "look": None}, f"a rollout of {model} is under way: nothing is judged")
         if seen:
             say(f"{seen.at.astimezone():%Y-%m-%d %H:%M:%S}  {seen.verdict}: {seen.text}")
-            began = _tell(store, seen, notify)
-            done = go_back(store, target, settings.rollout, seen) if rollback and began and seen.alarms else ""
+            _tell(store, seen, notify)
+            done = go_back(store, target, settings.rollout, seen) if rollback and seen.alarms else ""
             if once or seen.alarms:
                 failure = Degraded(f"{seen.release} is no longer what it was: {', '.join(seen.alarms)}", hint=seen.text)
                 text = f"{seen.release}: {seen.verdict}\n{seen.text}" + (f"\n{done}" if done else "")
@@ -83,18 +83,19 @@ def _seconds(every: str) -> int:
     return int(match[1]) * SECONDS[match[2]]
 
 
-def _tell(store: ModelStore, look: Look, notify: str | None) -> bool:
-    """Put the look into the metrics and the report. Returns whether the verdict changed; if so, notify."""
-    from stages.parts.records.watch import seen
+def _tell(store: ModelStore, look: Look, notify: str | None) -> None:
+    """Put the look into the metrics, the report and the task's output; notify if an alarm began or ended."""
+    from stages.parts.base.program import write_output
+    from stages.parts.records.watch import ALARM, seen
     from stages.report.page import renew
 
     *_, before = [None, *seen(store).of(look.release)[:-1]]
     changed = bool(look.alarms) != bool(before and before.alarms)
     _write_metrics(store.path / METRICS, store.model, look)
+    write_output(ALARM, str(int(bool(look.alarms))))
     renew(store, look.release)
     if changed and notify:
         _notify(notify, f"{store.model}: {look.release}: {look.verdict}. {look.text}", look)
-    return changed
 
 
 def _write_metrics(path: Path, model: str, look: Look) -> None:

@@ -11,6 +11,8 @@ from scoring.watch import KEPT, Sample, Signal, Watch
 from stages.parts.base.store import ModelStore, Record, exclusive
 
 FILE: Final = "watch.json"
+ALARM: Final = "alarm"
+"""The output that says of a look whether there is an alarm: 1 or 0."""
 SHOWN: Final = 5
 """The most alarms in a report."""
 
