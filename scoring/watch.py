@@ -35,8 +35,9 @@ KEPT: Final = 7 * 24 * 12
 """The looks that say what is usual: a week has every hour of the day and every day of the week."""
 LEARNED: Final = 6
 """Fewer looks don't say what is usual."""
-ALIKE: Final = math.log(2)
-"""Two loads are alike if the logarithms of their requests in flight, plus one, differ by no more."""
+ALIKE: Final = math.log(3)
+"""Two loads are alike if the logarithms of their requests in flight, plus one, differ by no more: a server that is half
+as fast has about twice as many in flight."""
 GROSS: Final = 0.1
 """Nats per token by which answers differ until it is known what is usual; a rollout withdraws a canary by as much."""
 DEVIATION: Final = {"answers": 0.002, "ttft": 0.2, "tpot": 0.16}

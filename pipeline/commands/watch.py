@@ -48,10 +48,11 @@ def watch(
     Each look asks the recorded prompts and sends 200 short requests. Ends at an alarm, with exit code 47.
     """
     from stages.parts.base.errors import Degraded, TransientError
+    from stages.parts.records.rollout import LOCAL
     from stages.rollout.watch import go_back, look
 
     interval_s, settings, store = _seconds(every), volume.load(), volume.of_model(model)
-    via = settings.kserve.gateway_url or ""
+    via = settings.kserve.gateway_url or "" if settings.platform.serves_on != LOCAL else ""
     while True:
         seen: Look | None = None
         try:
