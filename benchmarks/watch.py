@@ -22,7 +22,7 @@ from scoring.watch import LOOKS_A_MONTH, Sample, Watch
 
 DAY: Final = 24 * 12
 """Looks."""
-MONTHS: Final = 12
+MONTHS: Final = 3
 CHANGES: Final = 200
 LONGEST: Final = DAY
 """After so many looks a change is not noticed."""
