@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-proxy bench-processes bench-copies models manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -141,6 +141,9 @@ bench-arithmetic: $(INSTALLED) ## bfloat16 beside float32, for each set of instr
 
 bench-affinity: $(INSTALLED) ## how much of conversations two servers have cached, with affinity and without
 	$(BIN)/python -m benchmarks.affinity
+
+bench-split: $(INSTALLED) ## what it is worth that conversations stick to a release, and what copies of requests cost
+	$(BIN)/python -m benchmarks.split
 
 bench-proxy: $(INSTALLED) ## what Envoy costs with everything on, and whether one client's flood is felt by another
 	$(BIN)/python -m benchmarks.proxy

@@ -26,8 +26,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.endpoint import Wanted
-from stages.parts.endpoint.envoy import SESSION_HEADER, proxying
+from stages.parts.endpoint.envoy import proxying
 from stages.parts.endpoint.routing import Backend, Balance, routing
+from stages.parts.endpoint.sides import SESSION_HEADER
 from stages.parts.vllm.client import http, socket_of
 from stages.parts.vllm.server import Server, ServerSpec, reserved_port, running
 from tests.demo import DEMO, MODEL

@@ -18,18 +18,19 @@ from statistics import median
 from typing import Final, cast
 
 from benchmarks.servers import SimulatedServer, Simulation, World
-from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.rollout_settings import Mirror, Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
 from stages.parts.records.rollout import LOCAL, Counters, Journal
 from stages.parts.releases.release import Split
 from stages.rollout.observation import SENT_WITHIN, Observer
-from stages.rollout.slices import Timing
+from stages.rollout.slices import CopiedRequest, Timing
 from stages.rollout.state_machine import StateMachine
 from stages.rollout.target import Target
 
 SETTINGS: Final = Rollout(agreement=0)
 """The defaults. The simulated servers have no recorded answers."""
+MIRRORED: Final = Rollout(agreement=0, mirror=Mirror())
 SLO: Final = Slo(ttft_ms=1000, tpot_ms=100)
 """As the default workload's."""
 WARM_S: Final = 60.0
@@ -89,7 +90,13 @@ class SimulatedTarget:
         return ""
 
     def shift(self, release: str, percent: int) -> None:  # noqa: ARG002
-        self.simulation.percent = percent
+        self.simulation.percent, self.simulation.copied = percent, 0
+
+    def copy(self, release: str, percent: int) -> None:  # noqa: ARG002
+        self.simulation.percent, self.simulation.copied = 0, percent
+
+    def copies(self, release: str) -> list[CopiedRequest]:  # noqa: ARG002
+        return self.simulation.copies()
 
     def counters(self, release: str) -> Counters:
         return self.simulation.servers[release].counters()
@@ -158,7 +165,7 @@ def rollout(
         target=LOCAL,
         run=None,
         settings=settings,
-        steps=settings.steps,
+        steps=((0,) if settings.mirror else ()) + settings.steps,
         state="shifting",
         started_at=now,
         entered_at=now,
@@ -183,10 +190,12 @@ class VerdictShares:
     """Median seconds of those that were rolled back, or 0."""
     slowest_s: float
     """The longest of these."""
+    unseen: float
+    """Share of all that were rolled back before any client was sent to the canary."""
 
 
-def tally(name: str, world: World, canary: SimulatedServer, runs: int) -> VerdictShares:
-    ended = [rollout(world, canary, [number, *name.encode()]) for number in range(runs)]
+def tally(name: str, world: World, canary: SimulatedServer, runs: int, settings: Rollout = SETTINGS) -> VerdictShares:
+    ended = [rollout(world, canary, [number, *name.encode()], settings) for number in range(runs)]
     back = [(journal.reason, seconds) for journal, seconds in ended if journal.state == "rolling back"]
     good_s = [seconds for journal, seconds in ended if journal.state == "promoting"]
     return VerdictShares(
@@ -195,6 +204,9 @@ def tally(name: str, world: World, canary: SimulatedServer, runs: int) -> Verdic
         good_s=median(good_s or [0.0]),
         bad_s=median([seconds for _, seconds in back] or [0.0]),
         slowest_s=max((seconds for _, seconds in back), default=0.0),
+        unseen=sum(journal.state == "rolling back" and not journal.observed for journal, _ in ended) / runs
+        if settings.mirror
+        else 0.0,
     )
 
 
@@ -218,6 +230,14 @@ def table(runs: int, only: str = "") -> Iterator[str]:
             row = tally(name, world, canary, runs)
             times = f"{row.bad_s:.0f} s, {row.slowest_s:.0f} s"
             yield f"| {name} | {row.rolled_back:.1%} | {row.unclear:.1%} | {times} |"
+    yield ""
+    yield "| with copies first | rolled back | unclear | before any client | after (median) |"
+    yield "| --- " * 5 + "|"
+    for name, (world, canary) in [*((name, (world, SOUND)) for name, world in IDENTICAL.items()), *WORSE.items()]:
+        if only in name:
+            row = tally(name, world, canary, runs, MIRRORED)
+            shares = f"{row.rolled_back:.1%} | {row.unclear:.1%} | {row.unseen:.1%}"
+            yield f"| {name} | {shares} | {row.bad_s if canary != SOUND else row.good_s:.0f} s |"
 
 
 def main() -> None:

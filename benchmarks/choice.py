@@ -39,6 +39,7 @@ from benchmarks.truths import (
     NOISES,
     NOISY,
     ONE_TASK,
+    REVISIONS,
     SLOW,
     TASKS,
     TWELVE,
@@ -52,10 +53,10 @@ from benchmarks.truths import (
 from pipeline.settings.config import load
 from scoring.arrays import Floats
 from scoring.choice import Verdict
-from scoring.estimate import Estimate, Evidence
+from scoring.estimate import Estimate, Evidence, Shown
 from scoring.items import Items
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
-from scoring.names import REFERENCE
+from scoring.names import PRODUCTION, REFERENCE
 from scoring.schedule import AskedTask, Judged, ScheduleState, TimeBudget, further_items, look, next_block
 from scoring.starts import Effects, comparable, log_means
 
@@ -142,24 +143,25 @@ class Bench:
             for name, each in losses.items()
             if name not in failed and any(loss.verdict == "unclear" for loss in each.values())
         }
-        out = {*failed, *self.missing, *([REFERENCE] if self.case.asked else [])}
+        out = {PRODUCTION, *failed, *self.missing, *([REFERENCE] if self.case.asked else [])}
         able = tuple(name for name in self.names if name not in out and name not in unclear)
         unclear = {name: times for name, times in unclear.items() if name not in out}
-        running = tuple(name for name in progress.running if name not in out)
+        running = tuple(name for name in progress.running if name == PRODUCTION or name not in out)
         return replace(progress, able=able, unclear=unclear, running=running)
 
     def further(self, seen: Judged) -> dict[str, int]:
         """Return how many further items of each task the next block asks."""
         first = seen.verdict.ranking[0]
-        other = min(
-            (each for each in seen.verdict.comparisons if each.relation == "open"), key=lambda each: each.lead
-        ).other
+        other = min(seen.verdict.open_comparisons, key=lambda each: each.lead).other
         unclear = [name for name in seen.progress.unclear if name in seen.progress.running]
         wanted: dict[str, float] = {}
         for name in unclear:
             for task, loss in self.losses(name).items():
                 if loss.verdict == "unclear":
                     wanted[task] = max(wanted.get(task, 1.0), loss.more_items)
+        for task, loss in self.losses(first, PRODUCTION).items() if other == PRODUCTION else ():
+            if loss.verdict == "unclear":
+                wanted[task] = max(wanted.get(task, 1.0), loss.more_items)
         tasks = self.tasks((first, other))
         asked = {
             task: AskedTask(
@@ -196,13 +198,19 @@ class Bench:
         names = tuple(self.names[place] for place in places)
         quality = mean_quality(list(self.tasks((*names, *asked)).values()))
         memory = np.array([MEMORY * self.case.variants[name].memory for name in names])
-        return Evidence(names, quality, Effects(blocks[:, places]), memory, *asked)
+        standing = {name: self.standing(name) for name in names if PRODUCTION in names}
+        return Evidence(names, quality, Effects(blocks[:, places]), memory, asked="".join(asked), standing=standing)
 
-    def losses(self, name: str) -> dict[str, TaskLoss]:
+    def standing(self, name: str) -> Shown:
+        """Return whether a variant passes the gates against what is in production, as the product judges it."""
+        verdicts = {loss.verdict for loss in self.losses(name, PRODUCTION).values()}
+        return "fail" if "fail" in verdicts else "unclear" if "unclear" in verdicts else "pass"
+
+    def losses(self, name: str, reference: str = REFERENCE) -> dict[str, TaskLoss]:
         """Return what a variant loses on each task, by the items asked so far."""
-        by = self._asked((REFERENCE, name))
+        by = self._asked((reference, name))
         if by not in self._losses:
-            self._losses[by] = task_losses(self.tasks((REFERENCE, name)), 1, 0, CRITERIA.task_loss)
+            self._losses[by] = task_losses(self.tasks((reference, name)), 1, 0, CRITERIA.task_loss)
         return self._losses[by]
 
     def tasks(self, names: Sequence[str]) -> dict[str, Quality]:
@@ -376,6 +384,8 @@ def main() -> None:
     began = time.monotonic()
     for line in table(arguments.runs, arguments.only):
         print(line, flush=True)
+    for line in standings(arguments.runs, arguments.only):
+        print(line, flush=True)
     if arguments.only:
         return
     print()
@@ -406,6 +416,19 @@ def table(runs: int, only: str = "") -> Iterator[str]:
         shares = (found.right, found.equivalent, found.unresolved, found.wrong, found.served, found.excluded)
         minutes = f"{found.minutes:.0f} | {found.in_full:.0f}"
         yield f"| {case.name} | {noise.name} | {' | '.join(map(_percent, shares))} | {minutes} |"
+
+
+def standings(runs: int, only: str = "") -> Iterator[str]:
+    """Yield the rows of a table that says how often a new revision takes the place of what is in production."""
+    columns = ("promoted", "equivalent", "kept: worse", "kept: too few data", "minutes")
+    yield f"| the new revision is | noise of a start | {' | '.join(columns)} |"
+    yield "| --- " * (2 + len(columns)) + "|"
+    for case, noise in [(case, noise) for case in REVISIONS for noise in NOISES[:3] if only in case.name]:
+        made = [Bench(case, noise, [number, *case.name.encode()]).run() for number in range(runs)]
+        relations = Counter(each.verdict.standing.relation for each in made if each.verdict.standing)
+        shares = [_percent(relations[name] / runs) for name in ("better", "equivalent", "worse", "open")]
+        minutes = sum(each.minutes for each in made) / runs
+        yield f"| {case.name} | {noise.name} | {' | '.join(shares)} | {minutes:.0f} |"
 
 
 def calibration(runs: int) -> Iterator[str]:

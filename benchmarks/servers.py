@@ -19,7 +19,8 @@ import numpy as np
 
 from scoring.arrays import Floats
 from stages.parts.records.rollout import Counters
-from stages.rollout.slices import ANSWER_TOKENS, LOST, Timing
+from stages.rollout.copies import alike
+from stages.rollout.slices import ANSWER_TOKENS, LOST, CopiedRequest, Timing
 
 HORIZON_S: Final = 4 * 900 + 400
 """Longer than any rollout."""
@@ -271,7 +272,9 @@ class Simulation:
     """Two releases in a world, on a clock of its own."""
 
     def __init__(self, world: World, canary: SimulatedServer, seed: Sequence[int]) -> None:
-        self.world, self.now_s, self.percent = world, 0.0, 0
+        self.world, self.now_s, self.percent, self.copied = world, 0.0, 0, 0
+        self.copying: list[tuple[SimulatedRequest, SimulatedRequest]] = []
+        """Clients' requests and their copies that have not ended at both releases."""
         random = np.random.default_rng(seed)
         self.random = random
         shared = varying(random, world.shared)
@@ -295,20 +298,38 @@ class Simulation:
         while self.coming and self.coming[0] <= until_s:
             arrived_s, place, prompt, new, tokens = self.coming
             name = "canary" if place < self.percent / 100 else "stable"
-            if self.world.continued:
-                known = self.cached[name]
-                prompt = new if place in known else prompt
-                known.add(place)
-            request = SimulatedRequest(arrived_s, prompt, tokens)
-            if self.outliers[name] and arrived_s > self.outliers[name][0]:
-                self.outliers[name].pop(0)
-                request.delay_s = 30.0
-            self.servers[name].advance(arrived_s)
-            self.servers[name].submit(request)
+            request = self.submit(name, arrived_s, place, prompt, new, tokens)
+            if place < self.copied / 100:
+                self.copying.append((request, self.submit("canary", arrived_s, place, prompt, new, tokens)))
             self.coming = next(self.arrivals)
         for each in self.servers.values():
             each.advance(until_s)
         self.now_s = until_s
+
+    def submit(self, name: str, arrived_s: float, place: float, prompt: int, new: int, tokens: int) -> SimulatedRequest:
+        """Send a client's request to a release."""
+        if self.world.continued:
+            known = self.cached[name]
+            prompt = new if place in known else prompt
+            known.add(place)
+        request = SimulatedRequest(arrived_s, prompt, tokens)
+        if self.outliers[name] and arrived_s > self.outliers[name][0]:
+            self.outliers[name].pop(0)
+            request.delay_s = 30.0
+        self.servers[name].advance(arrived_s)
+        self.servers[name].submit(request)
+        return request
+
+    def copies(self) -> list[CopiedRequest]:
+        """See ``stages.rollout.copies``."""
+        ended = [both for both in self.copying if all(each.ended_s <= self.now_s for each in both)]
+        self.copying = [both for both in self.copying if both not in ended]
+        copied = []
+        for original, copy in ended:
+            known = not original.failed and not copy.failed and alike(original.prompt, copy.prompt)
+            timings = (timed(copy, math.inf), timed(original, math.inf)) if known else None
+            copied.append(CopiedRequest(copy.failed, original.failed, timings))
+        return copied
 
     def pairs(self, count: int, tokens: int, over_s: float, timeout_s: float) -> list[tuple[Timing, ...]]:
         """See ``stages.rollout.slices``."""

@@ -14,7 +14,7 @@ from pipeline.settings.config import load
 from scoring.anchored import log_margins, log_ratios, scores
 from scoring.arrays import Floats
 from scoring.criteria import Criteria
-from scoring.names import REFERENCE
+from scoring.names import PRODUCTION, REFERENCE
 
 CRITERIA: Final[Criteria] = load().profile
 
@@ -186,6 +186,35 @@ ASKED: Final = tuple(
     for case in (IDENTICAL[-1], rivals("10 % faster", speed=1.1), rivals("2 % lost", speed=1.1, losses=lossy(0.02)))
 )
 ONE_TASK: Final = rivals("3 % lost on one task", speed=1.1, losses=lossy(first=0.03))
+
+
+REVISION_FLIPS: Final = 0.1
+"""Share of the items that two revisions of equal quality answer differently."""
+
+
+def revision(
+    name: str, *, speed: float = 1.0, flips: float = REVISION_FLIPS, losses: tuple[float, ...] = lossy()
+) -> Case:
+    """Make a new revision with a quantized variant, and what is in production. *speed* and *losses*: of that variant,
+    relative to what is in production."""
+    variant = TrueVariant(speed=1.3, memory=0.3, like=REFERENCE, flips=FLIPS)
+    gained = tuple(-loss / (1 - loss) for loss in losses)
+    before = TrueVariant(1.3 / speed, 0.3, gained, like=REFERENCE, flips=flips)
+    return Case(name, {REFERENCE: TrueVariant(), "a": variant, PRODUCTION: before})
+
+
+REVISIONS: Final = (
+    revision("worse: 2 % lost on every task", losses=lossy(0.02)),
+    revision("worse: 6 % lost on one task, 2 % gained on the others", losses=lossy(-0.02, first=0.08)),
+    revision("worse: 10 % slower, 3 % gained on every task", speed=1 / 1.1, losses=lossy(-0.03)),
+    revision("at the margin: 3 % slower, 3 % gained on every task", speed=0.97, losses=lossy(-0.03)),
+    revision("at the margin: 3 % lost on one task, 2 % gained", losses=lossy(-0.02, first=0.05)),
+    revision("equal, other answers"),
+    revision("equal, the same answers", flips=COPY_FLIPS),
+    revision("better: 3 % gained on every task", losses=lossy(-0.03)),
+    revision("better: 10 % faster, the same answers", speed=1.1, flips=COPY_FLIPS),
+)
+"""What a new revision is, compared with what is in production."""
 
 
 def twelve(name: str, second: float = 0.94, noise: float = 1.0) -> Case:

@@ -49,6 +49,7 @@ def options(
 
 for module in (runs, plan, releases, rollout, watch, decisions, usage, clients, drill, cluster, events):
     app.add_typer(module.commands)
+app.add_typer(releases.release_commands)
 
 
 def main() -> NoReturn:

@@ -22,9 +22,9 @@ from typing import Final
 
 from scoring.anchored import DIGITS
 from scoring.criteria import Criteria
-from scoring.estimate import SPEED, Estimate, Evidence, chances
+from scoring.estimate import SPEED, Estimate, Evidence, Shown, chances
 from scoring.lead import Lead
-from scoring.names import Outcome
+from scoring.names import PRODUCTION, Outcome
 from scoring.results import Comparison, More, Relation
 from scoring.sequential import limit
 
@@ -46,6 +46,17 @@ class Verdict:
     """The first with each other variant of the ranking, and with those that may pass the gates."""
     more: More | None = None
     """What would settle it: at the last look, if it is unresolved, the noise known and the amount reasonable."""
+    standing: Comparison | None = None
+    """The chosen one with what is in production; None if that was not measured. better: it is worse in nothing by more
+    than the margins, and its score is higher, beyond chance."""
+    held: tuple[Shown, ...] = ()
+    """Whether the chosen one is worse than what is in production by more than the margin, metric by metric."""
+
+    @property
+    def open_comparisons(self) -> list[Comparison]:
+        """List the comparisons that further measuring may settle."""
+        pairs = (*self.comparisons, *([self.standing] if self.standing else []))
+        return [pair for pair in pairs if pair.relation == "open"]
 
 
 def judge(
@@ -71,7 +82,7 @@ def judge(
     Raises:
         ValueError: no variant can be chosen, or the reference was not measured.
     """
-    able = evidence.variants if able is None else able
+    able = [name for name in (evidence.variants if able is None else able) if name != PRODUCTION]
     estimate = Estimate(evidence, criteria)
     # Those that were worse remain where the one that beat them does not pass the gates after all.
     ranking = estimate.order([name for name in able if name not in beaten]) or estimate.order(able)
@@ -87,20 +98,51 @@ def judge(
         pairs = [pair.model_copy(update=equivalent) if pair.relation == "open" else pair for pair in pairs]
     outcome: Outcome = "decided" if len(rivals) == 1 else "equivalent" if equal else "unresolved"
     unsettled = rivals[1:] if outcome == "unresolved" and last else []
+    chosen = _cheapest(estimate, equal) if outcome == "equivalent" else ranking[0]
+    held: tuple[Shown, ...] = ()
+    standing = None
+    if PRODUCTION in evidence.variants:
+        held = _held(estimate, estimate.place(chosen), times)
+        standing = _standing(estimate, estimate.place(chosen), {evidence.standing[chosen], *held}, times)
     return Verdict(
         outcome=outcome,
-        chosen=_cheapest(estimate, equal) if outcome == "equivalent" else ranking[0],
+        chosen=chosen,
         ranking=tuple(ranking),
         scores={name: float(estimate.scores[estimate.place(name)]) for name in ranking},
         chances=chances(estimate, sorted({*able, *unclear})),
         comparisons=tuple(pairs),
         more=_more(estimate, first, {name: unclear.get(name, 1.0) for name in unsettled}, times),
+        standing=standing,
+        held=held,
     )
 
 
 def lacking(verdict: Verdict, missing: Collection[str]) -> Verdict:
     """Call the verdict incomplete if variants that were asked for could not be made or measured."""
     return replace(verdict, outcome="incomplete") if missing else verdict
+
+
+def _held(estimate: Estimate, chosen: int, times: tuple[float, ...]) -> tuple[Shown, ...]:
+    """Say of each metric that counts whether the chosen one is worse in it than what is in production."""
+    error_rate = estimate.criteria.error_rate
+    shown: list[Shown] = []
+    for margin, lead in estimate.differences(chosen, estimate.place(PRODUCTION)):
+        allowed, below = limit(error_rate, times) if lead.by_starts else error_rate, lead.below(-margin)
+        shown.append("pass" if below <= allowed else "fail" if 1 - below <= allowed else "unclear")
+    return tuple(shown)
+
+
+def _standing(estimate: Estimate, chosen: int, shown: Collection[Shown], times: tuple[float, ...]) -> Comparison:
+    """Compare the chosen one with what is in production, which stays unless all of it is shown (Berger 1982,
+    Technometrics 24, 295–300)."""
+    place = estimate.place(PRODUCTION)
+    pair = _compared(estimate, chosen, place, times)
+    relation = pair.relation
+    if shown != {"pass"}:
+        relation = "worse" if "fail" in shown else "open"
+    elif relation == "open" and _within_margins(estimate, chosen, place, times):
+        relation = "equivalent"
+    return pair.model_copy(update={"relation": relation})
 
 
 def _compared(estimate: Estimate, first: int, other: int, times: tuple[float, ...]) -> Comparison:

@@ -7,10 +7,10 @@ quality tasks reduce.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from scoring.losses import Quality
 from scoring.metrics import METRICS
 from scoring.starts import Effects
 
+Shown = Literal["pass", "fail", "unclear"]
+"""pass: it is shown that a limit is kept. fail: that it is not. unclear: too few data to tell."""
 NAMES: Final = tuple(METRICS)
 SPEED: Final = [NAMES.index("latency"), NAMES.index("throughput")]
 QUALITY: Final = NAMES.index("quality")
@@ -44,6 +46,8 @@ class Evidence:
     asked: str = ""
     """The reference, if it was asked the questions only, because it does not fit where the variants are loaded. Its
     quality is the last row of ``quality``; the first variant's speed and memory stand in for its own."""
+    standing: Mapping[str, Shown] = field(default_factory=dict)
+    """Whether each variant passes the gates against what is in production; empty if that is not among them."""
 
     @property
     def anchor(self) -> str:

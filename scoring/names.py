@@ -6,10 +6,14 @@ from typing import Final, Literal
 
 REFERENCE: Final = "fp16"
 """The variant with which the others are compared by default."""
+PRODUCTION: Final = "production"
+"""The release in production, as it is measured beside the variants of a run."""
 WITH_RECIPE: Final = "+"
 """Between the variant and the recipe in the name of a candidate, such as ``gptq+ngram``."""
 Outcome = Literal["decided", "equivalent", "unresolved", "incomplete"]
 """How a choice ended: see ``scoring.choice``."""
+Promotion = Literal["promoted", "kept", "equivalent"]
+"""What becomes of a run's winner: with *kept* and *equivalent*, what is in production stays there."""
 
 
 def variant_of(candidate: str) -> str:

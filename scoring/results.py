@@ -6,7 +6,7 @@ from typing import Literal
 
 from scoring.closed import Closed
 
-Relation = Literal["better", "equivalent", "open"]
+Relation = Literal["better", "equivalent", "open", "worse"]
 
 
 class Change(Closed):
@@ -25,7 +25,8 @@ class Comparison(Closed):
     other: str
     relation: Relation
     """better: the first has the higher score, beyond chance. equivalent: they differ by less than the profile's
-    margins. open: too few data to tell."""
+    margins. open: too few data to tell. worse, of what is in production only: the first is worse in something by more
+    than a margin."""
     lead: float
     """The difference of their scores; where these are equal, of the sums without clipping."""
     low: float | None

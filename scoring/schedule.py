@@ -13,6 +13,7 @@ from typing import Final
 from scoring.choice import Verdict, judge, lacking
 from scoring.criteria import Criteria
 from scoring.estimate import Evidence
+from scoring.names import PRODUCTION
 
 FRONT: Final = 4
 """Of more variants, the best so many, and the reference, are started a second time before the others: their noise may
@@ -78,7 +79,8 @@ class Judged:
     progress: ScheduleState
     verdict: Verdict
     goes_on: bool
-    """Whether another block is to be measured: the choice is not settled, and the budget suffices."""
+    """Whether another block is to be measured: the choice is not settled, or it is not known whether the first may take
+    the place of what is in production; and the budget suffices."""
     wants_items: bool
     """Whether more items of the quality tasks would tell more than further starts."""
 
@@ -170,11 +172,13 @@ def look(
     # The gates are losses against the reference, so that it is asked what an unclear variant is asked.
     scale = evidence.anchor or criteria.reference
     scaling = [name for name in evidence.variants if name == scale and (unclear or len(times) < SCALE_BLOCKS)]
+    open_ones = verdict.open_comparisons
+    scaling += [pair.other for pair in open_ones if pair.other == PRODUCTION]
     useful = {*scaling, verdict.ranking[0], *unclear, *(name for name in progress.able if name in progress.running)}
     names = dict.fromkeys((*progress.running, *evidence.variants))
     running = tuple(name for name in names if name in useful and (name in scaling or name not in worse))
-    open_ones = [comparison for comparison in verdict.comparisons if comparison.relation == "open"]
-    wants_items = bool(unclear) or any(comparison.share_by_items > MORE_ITEMS_FROM for comparison in open_ones)
+    unshown = verdict.standing in open_ones and evidence.standing[verdict.chosen] == "unclear"
+    wants_items = bool(unclear) or unshown or any(pair.share_by_items > MORE_ITEMS_FROM for pair in open_ones)
     front = (*scaling, *verdict.ranking[:FRONT]) if len(times) == 1 and len(running) > FRONT + len(scaling) else ()
     progress = replace(progress, spent_s=spent, running=running, front=front, times=times)
     return Judged(progress, lacking(verdict, missing), goes_on and bool(open_ones), wants_items)

@@ -23,7 +23,7 @@ from stages.parts.cluster.kinds import WORKFLOWS, Object
 
 UI_VARIABLES: Final = ("ARGO_UI", "ARGO_SERVER")
 """Environment variables with the address of Argo's user interface; the first that is set counts."""
-RESULTS: Final = ("winner", "outcome", "reason", "release", "url")
+RESULTS: Final = ("winner", "outcome", "promotion", "reason", "release", "url")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class ClusterRun:
 
     @property
     def outcome(self) -> str | None:
-        return self.results.get("outcome")
+        """The choice's and, if the winner did not take the place of what is in production, why not."""
+        outcome, promotion = self.results.get("outcome"), self.results.get("promotion", "promoted")
+        return outcome if outcome is None or promotion == "promoted" else f"{outcome}, {promotion}"
 
     @property
     def link(self) -> str | None:

@@ -80,6 +80,10 @@ CandidatesFromOption = Annotated[
 AllowIncompleteOption = Annotated[
     bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
 ]
+ForcePublishOption = Annotated[
+    bool,
+    typer.Option("--force-publish", help="Serve the winner even if what serves may be better."),
+]
 FollowOption = Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")]
 ContextOption = Annotated[
     str | None,
@@ -102,7 +106,7 @@ def assignments_of(source: str | None, store: Path) -> list[str]:
         MissingRun, ConfigError: there is no such run, or it measured nothing.
     """
     from pipeline.local.runs import folder
-    from scoring.names import recipe_of, variant_of
+    from scoring.names import PRODUCTION, recipe_of, variant_of
     from stages.parts.base.formats import FORMATS
     from stages.report.run_report import JSON, RunReport
 
@@ -111,10 +115,9 @@ def assignments_of(source: str | None, store: Path) -> list[str]:
     report = RunReport.read(Path(source) if Path(source).is_file() else folder(store, source) / JSON)
     if report is None or not report.evaluations:
         raise ConfigError(f"{source} measured no candidates", hint="name a run that measured some, or its report.json")
-    names, asked = [evaluation.variant for evaluation in report.evaluations], report.settings
-    recipes = {
-        recipe_of(name): each.recipe for name, each in zip(names, report.evaluations, strict=True) if each.recipe
-    }
+    evaluations = [evaluation for evaluation in report.evaluations if evaluation.variant != PRODUCTION]
+    names, asked = [evaluation.variant for evaluation in evaluations], report.settings
+    recipes = {recipe_of(name): each.recipe for name, each in zip(names, evaluations, strict=True) if each.recipe}
     chosen = {
         "optimize.variants": [*dict.fromkeys(variant_of(name) for name in names if variant_of(name) in FORMATS)],
         "optimize.candidates": asked.get("optimize", {}).get("candidates", []),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 commands = Commands()
+release_commands = Commands("Put a release in production.", "release promote org/name --reason …", name="release")
 
 
 @commands.add("serve org/name --port 8000")
@@ -108,6 +109,35 @@ def rollback(
     release, is_served = roll_back(store, target, settings.rollout, to=to)
     text = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
     return Printout({"model": model, "release": release, "served": is_served}, text)
+
+
+@release_commands.add("release promote org/name --release 4 --reason 'its tone was wanted'", cleans_up=True)
+def promote(
+    model: ModelArgument,
+    reason: Annotated[str, typer.Option(help="Why, for the history of the releases.")],
+    release: Annotated[
+        str | None, typer.Option(help="A release's number or name. Default: the newest, such as one that a run kept.")
+    ] = None,
+    *,
+    volume: VolumeOptions,
+) -> Printout:
+    """Put a release in production, whatever a run found of it.
+
+    If the model is being served, the release is rolled out as any other, and withdrawn if it fails. Your name and
+    reason are recorded.
+    """
+    from stages.parts.base.errors import NothingToServe
+    from stages.parts.releases.release import find, numbered
+    from stages.rollout.commands import publish
+
+    settings, store = volume.load(), volume.of_model(model)
+    if not (names := numbered(store)):
+        raise NothingToServe(f"no release of {model} is published", hint=f"first: slipway run {model}")
+    name = find(store, release) if release else names[max(names)]
+    target = target_of_endpoint(settings, store, model)
+    is_served = publish(store, target, settings.rollout, name, reason)
+    text = f"{name} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
+    return Printout({"model": model, "release": name, "served": is_served}, text)
 
 
 @commands.add("prune org/name --keep 5")
@@ -203,7 +233,7 @@ def _history(moves: list[MoveSummary]) -> Any:
             Text(move.result, style="green" if move.result == "promoted" else "red"),
             str(timedelta(seconds=round(move.seconds))),
             ", ".join(dict.fromkeys(act.by for act in move.acts)),
-            move.reason,
+            "; ".join(dict.fromkeys(filter(None, (move.reason, *(act.reason for act in move.acts))))),
         )
     return table
 

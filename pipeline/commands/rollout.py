@@ -140,8 +140,9 @@ def render(
     if mode not in MODES:
         raise UnknownName("mode (no cluster is asked for its own)", mode, MODES)
     endpoint = KServeEndpoint(models, settings.serving, kserve, kserve.namespace or "default")
-    beside = stable if stable != name else None
-    sys.stdout.write(as_text(objects_of(endpoint, name, beside, mode, settings.rollout.steps[0])))
+    beside, rollout = stable if stable != name else None, settings.rollout
+    percent, copied = (0, rollout.mirror.percent) if rollout.mirror and beside else (rollout.steps[0], 0)
+    sys.stdout.write(as_text(objects_of(endpoint, name, beside, mode, percent, copied)))
 
 
 def _target(store: ModelStore, model: str, settings: RunConfig) -> Target:
@@ -179,7 +180,8 @@ def _view(model: str, journal: Journal | None, split: Split | None) -> Any:
         lines.append(f"reason    {journal.reason}")
     if journal.steps:
         current = None if journal.ended else journal.percent
-        steps = " ".join(f"[{percent} %]" if percent == current else f"{percent} %" for percent in journal.steps)
+        shares = {percent: f"{percent} %" if percent else "copies" for percent in journal.steps}
+        steps = " ".join(f"[{share}]" if percent == current else share for percent, share in shares.items())
         lines.append(f"steps     {steps}")
     lines.append(f"served    {_share(split)}")
     lines.append(f"started   {journal.started_at.astimezone():%Y-%m-%d %H:%M:%S}")

@@ -15,6 +15,7 @@ from pipeline.commands.options import (
     Commands,
     ConfigOptions,
     FollowOption,
+    ForcePublishOption,
     ProfileOption,
     RevisionOption,
     RunArgument,
@@ -41,6 +42,7 @@ def run(
     ] = None,
     serve: Annotated[bool, typer.Option(help="Leave the winner serving at the end.")] = True,
     allow_incomplete: AllowIncompleteOption = False,
+    force_publish: ForcePublishOption = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the Hub again which commit a revision is.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="On a cluster: start another run even if the same one is active.")
@@ -52,11 +54,13 @@ def run(
 ) -> Printout:
     """Optimize a model, measure it, publish and serve it.
 
-    Acquires the model, makes and measures its variants, publishes the best one, and serves it. Results that are there
-    already and have not changed are reused, so a repeated run does no work twice.
+    Acquires the model, makes and measures its variants, publishes the best one, and serves it. If a release is in
+    production, the best one takes its place only if it is shown to be better, and in nothing worse. Results that are
+    there already and have not changed are reused, so a repeated run does no work twice.
     """
     flags = [*assignments_of(candidates_from, where.store), *candidates_set(candidates)]
     flags += ["optimize.allow_incomplete=true"] if allow_incomplete else []
+    flags += ["optimize.force_publish=true"] if force_publish else []
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
     settings = where.settings(options, profile=profile, workload=workload, assignments=flags)
     engine = where.engine_of(settings=settings, follow=follow)

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from scoring.units import GIB
 from stages.parts.base.errors import SlipwayError
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
-from stages.parts.machine.environment import ENVIRONMENTS, Environment
+from stages.parts.machine.environment import ENVIRONMENTS, Environment, installed
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
@@ -52,7 +51,7 @@ def check_machine(config: RunConfig, store: Path) -> dict[str, Finding]:
 
 def versions() -> dict[str, Any]:
     """Read this program's version, vLLM's (None if it is not installed), and the hardware that they run on."""
-    return {"slipway": version(), "vllm": _version("vllm"), "hardware": hardware().model_dump(mode="json")}
+    return {"slipway": version(), "vllm": installed("vllm") or None, "hardware": hardware().model_dump(mode="json")}
 
 
 def describe(cpu: Processor | None) -> Finding:
@@ -74,16 +73,8 @@ def describe(cpu: Processor | None) -> Finding:
     return ok(f"{name}: {cpu_dtype(cpu)} arithmetic; vLLM's CPU build has kernels for {kernels}")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _package(name: str) -> Finding:
-    version = _version(name)
-    return ok(version) if version else missing("not installed", "make install")
+    return ok(installed(name)) if installed(name) else missing("not installed", "make install")
 
 
 def _environment(environment: Environment) -> Finding:

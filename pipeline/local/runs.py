@@ -54,7 +54,7 @@ class LocalRun:
 
     @property
     def outcome(self) -> str | None:
-        return self.decision.outcome if self.decision else None
+        return self.decision.ended if self.decision else None
 
     def show(self) -> Printout:
         parts: list[Any] = [f"{self.state.model}  run {self.id}  {self.state.phase}\n", tasks_table(self)]

@@ -13,7 +13,8 @@ what ``auto`` means in the serving settings, and how large a pod ``evaluate`` ne
 the model as it was published, whatever its format; a quantized variant or a candidate that fails is left out of the
 selection and named in the report.
 On a cluster the steps of the rollout are separate tasks: deploy, canary-10, canary-50, canary-90, approve,
-canary-100, serve. Those in between are skipped where there is nothing to compare a release with.
+canary-100, serve. Those in between are skipped where there is nothing to compare a release with. None of them is done
+if the winner is not shown to be better than what is in production.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pipeline.workflow.stage_templates import (
     COMPARED,
     OPTIMIZE_IN,
     OPTIMIZE_MEMORY,
+    PROMOTION,
     RESOLVED,
     RESULTS,
     REWRITING,
@@ -156,7 +158,8 @@ def _tasks(platform: Platform) -> None:
 
 def _serving_tasks(platform: Platform, rollout: Rollout) -> None:
     """Add the rollout: one task on one machine; on a cluster, one task for each step."""
-    serve = f"{workflow_parameter('serve')} == true"
+    promoted = f"{{{{tasks.select.outputs.parameters.{PROMOTION}}}}} == promoted"
+    serve = f"{workflow_parameter('serve')} == true && {promoted}"
     if platform.serves_on == LOCAL:
         Task(name="serve", template="serve", depends="select", when=serve)
         return

@@ -37,9 +37,11 @@ HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name=API_SECRET, secret_key=API_SECRET_KEY, optional=True)
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
 """The run's folder, relative to the store."""
+PROMOTION: Final = "promotion"
+"""The output of select that says whether the winner takes the place of what is in production."""
 COMPARED: Final = "compared"
 """The output of deploy that says whether the release is to be compared, step by step, with the one that serves."""
-RESULTS: Final = ("winner", "outcome", "release", "reason", "table")
+RESULTS: Final = ("winner", "outcome", PROMOTION, "release", "reason", "table")
 """The outputs of select, which are also the outputs of the whole run."""
 REWRITING: Final = "optimize-rewrite"
 """The template of variants that are made without calibration, on a platform that gives them resources of their own."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from scoring.names import recipe_of
+from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
@@ -36,6 +37,7 @@ from stages.parts.model.corpora import own_files
 from stages.parts.model.description import Description, describe_commit, small_files_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.answers import are_kept
+from stages.parts.releases.pinned import in_production, moved_stack
 from stages.parts.vllm.arguments import check_replicas
 from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide, place_here
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
@@ -87,7 +89,7 @@ def main() -> None:
             chats = replace(chat_model(directory), tokenizer=None)
             recipes = refused_recipes(decided.serving, directory)
         check_parsers(*chosen_parsers(serving, chats))
-        for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats)])):
+        for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats), moved_stack(store)])):
             say(f"note: {note}")
         missing = _without_kernels(described, decided, optimize, serving.dtype, lora=bool(adapters))
         missing |= _too_large_to_load(decided, _bytes(arguments.optimize_memory)) | {**decided.left_out}
@@ -100,7 +102,7 @@ def main() -> None:
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     unmade = {name for name in missing if why_not_made(name, described.form.name, described.config)}
     untried = required.untried(described, place)
-    candidates, found = decided.serving.candidates_of(served), described.candidates.items()
+    candidates = decided.serving.candidates_of(served)
     missing |= {name: why for name in candidates if (why := recipes.get(recipe_of(name)))}
     missing |= decided.recipes_left_out
     for name, why in missing.items():
@@ -110,14 +112,23 @@ def main() -> None:
     to_make = {*optimize.names} - unmade - untried.keys() if optimize.make_unservable else {*served}
     for quantized in quantized_formats():
         program.write_output(quantized, str(not described.form.method and quantized in to_make).lower())
-    fetched = tuple(CandidateCheckpoint.of(name, model) for name, model in found if name in served)
-    program.write_output("candidates", canonical_json(Candidates(fetched)))
-    program.write_output("fetch", str(bool(fetched)).lower())
+    _write_fetched(described, served)
+    production = in_production(store)
+    decided = replace(decided, serving=decided.serving.model_copy(update={"production": production}))
+    candidates += [PRODUCTION] if production else []
     measured = ",".join(name for name in candidates if name not in missing)
     program.write_output("variants", measured)
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     _write_needs(decided)
     print(measured)
+
+
+def _write_fetched(described: Description, served: Collection[str]) -> None:
+    """Write which candidates are fetched."""
+    found = described.candidates.items()
+    fetched = tuple(CandidateCheckpoint.of(name, model) for name, model in found if name in served)
+    program.write_output("candidates", canonical_json(Candidates(fetched)))
+    program.write_output("fetch", str(bool(fetched)).lower())
 
 
 def _write_needs(decided: Decided) -> None:

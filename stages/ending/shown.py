@@ -32,8 +32,11 @@ def told(model: str, status: str, report: dict[str, Any], place: str) -> dict[st
     failed = next((outcome for outcome in report["outcomes"] if outcome["result"] == "failed"), None)
     title, lines = model, []
     if decision:
-        title += f" → {decision['winner']}"
-        lines.append(f"**{decision['winner']}** ({decision['outcome']}): {decision['reason']}")
+        standing = decision.get("standing") or {"forced": True}
+        promotion = {"better": "", "equivalent": ", equivalent"}.get(str(standing.get("relation")), ", kept")
+        kept = "" if standing.get("forced") else promotion
+        title += f" → {decision['winner']}{kept}"
+        lines.append(f"**{decision['winner']}** ({decision['outcome']}{kept}): {decision['reason']}")
     if status != "Succeeded":
         title += f" ({status.lower()})"
         why = f": {failed['stage']}: {failed['reason']}" if failed else ""

@@ -12,14 +12,16 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from scoring.names import recipe_of, variant_of
+from scoring.names import PRODUCTION, recipe_of, variant_of
 from scoring.profile import Profile
 from stages.evaluate.results import (
     UNCOMPARED,
     Conditions,
     Found,
     Result,
+    adopt,
     bring_back,
     complete,
     conditions_of,
@@ -45,6 +47,7 @@ from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import format_of_base, read_intact
 from stages.parts.records.evaluation import Evaluation, Refused
 from stages.parts.records.variant import read_variant
+from stages.parts.releases.pinned import MeasuredWith, row_of_production
 from stages.parts.vllm.parsers import parser_arguments
 
 
@@ -63,7 +66,11 @@ def main() -> None:
     if (reference := profile.reference_variant) and reference not in names and not serving.reference:
         raise ConfigError(f"{reference} is not among the variants", hint="the others are compared with it")
     check_gpus()
-    summary = json.dumps(evaluate(store, made_by_this_run(store, names), workload, serving, profile))
+    names = made_by_this_run(store, names)
+    if PRODUCTION in names and (row := row_of_production(store, names, serving)) != PRODUCTION:
+        say(f"what is in production is {row} of this run, and is not measured apart")
+        names.remove(PRODUCTION)
+    summary = json.dumps(evaluate(store, names, workload, serving, profile))
     program.write_output("summary", summary)
     print(summary)
 
@@ -104,11 +111,12 @@ def _report(report: program.Report, result: Result, *, measured: bool) -> None:
 
 
 def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:
-    """*names* without the variants that this run failed to make; the store may hold an older one of that name."""
+    """*names* without the variants that this run failed to make; the store may hold an older one of that name. What is
+    in production is there already."""
     run_id = os.environ.get(program.RUN_VARIABLE)
     outcomes = program.outcomes(store.run(run_id)) if run_id else []
     made = {outcome.variant for outcome in outcomes if outcome.stage == "optimize" and outcome.result != "failed"}
-    if missing := [name for name in names if made and variant_of(name) not in made]:
+    if missing := [name for name in names if made and variant_of(name) not in (*made, PRODUCTION)]:
         say(f"not made by this run, so not measured: {', '.join(missing)}")
     return [name for name in names if name not in missing]
 
@@ -138,8 +146,10 @@ def ensure(
         try:
             directory, served = store.optimized(name), serving.of_candidate(name)
             found = conditions_of(read_variant(directory), workload, served, parser_arguments(served, directory))
+            if name == PRODUCTION:
+                check_production(directory, serving, adapters)
             conditions[name] = replace(found, workload=found.workload | ({"adapters": adapters} if adapters else {}))
-        except DamagedModel as error:
+        except (DamagedModel, MeasurementFailed) as error:
             outcomes[name] = (error, False)
     if (reference := profile.reference_variant) and reference not in conditions and not serving.reference:
         return outcomes | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
@@ -151,6 +161,8 @@ def ensure(
             # Another process may have measured them while this one waited; another configuration, before.
             for name in conditions:
                 bring_back(store, name, conditions[name].key)
+                if name == PRODUCTION:
+                    adopt(store, MeasuredWith.of(store.optimized(name)).winner, conditions[name].key)
             reusable = _reusable(store, conditions, workload, profile)
             if new := {name: conditions[name] for name in conditions if name not in reusable}:
                 from stages.evaluate.blocks import measure
@@ -158,6 +170,15 @@ def ensure(
                 outcomes |= measure(store, new, workload, serving, profile)
     outcomes |= {name: (result, False) for name, result in reusable.items()}
     return {name: outcomes[name] for name in names}
+
+
+def check_production(release: Path, serving: Serving, adapters: Mapping[str, str]) -> None:
+    """Raise MeasurementFailed if the *release* in production can't be measured as it is served: it went there since
+    the run's settings were decided, or is served with other *adapters*."""
+    if serving.production is None or release.name != serving.production.release:
+        raise MeasurementFailed(f"{release.name} went into production during the run", hint="run again")
+    if MeasuredWith.of(release).workload.get("adapters", {}) != adapters:
+        raise MeasurementFailed(f"{release.name} is served with other LoRA adapters, which this run does not measure")
 
 
 def _reusable(

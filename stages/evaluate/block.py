@@ -1,14 +1,14 @@
 """One block: a start of every server that is still of interest, each loaded with the same requests.
 
-Servers run side by side where there is a lane for each, or where they fit in one, in which they then take turns;
-otherwise one after another. What a variant has to pass is asked at its first start, before any load, and compared with
-the reference.
+As many servers run side by side as there are lanes, or as fit in one, in which they then take turns. What a variant has
+to pass is asked at its first start, before any load, and compared with the reference.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 import psutil
 
+from scoring.names import PRODUCTION
 from scoring.units import MIB
 from stages.evaluate.drift import probe
 from stages.evaluate.load import described
@@ -78,7 +79,10 @@ class Subjects:
 
     def refusal(self, subject: Subject) -> str:
         """Name the gates that *subject* fails before any load; empty if it fails none, or if more items may show that
-        it passes. Until all items were asked, the quality recovery does not count."""
+        it passes. Until all items were asked, the quality recovery does not count. What is in production is compared
+        whatever it would fail."""
+        if subject.name == PRODUCTION:
+            return ""
         profile, variant = self.session.profile, subject.measured()
         limits = profile.constraints
         if not subject.asked:
@@ -135,13 +139,14 @@ class Block:
         self._session = subjects.session
 
     def measure(self, order: Sequence[Subject]) -> bool:
-        """Measure the block, and return whether all servers stood at the same time, although there are fewer lanes. A
-        variant whose server was lost for a reason that may pass is tried once more."""
+        """Measure the block, and return whether all servers stood at the same time. A variant whose server was lost for
+        a reason that may pass is tried once more."""
         variants = [subject.conditions.variant for subject in order]
-        # On a GPU they do not fit at the same time: vLLM counts on the memory it finds free.
-        beside = not order[0].conditions.hardware.gpus and fit_together(variants, self._session.serving)
+        # On a GPU no two fit at the same time: vLLM counts on the memory it finds free.
+        at_once = 1 if order[0].conditions.hardware.gpus else fitting(variants, self._session.serving)
+        groups = math.ceil(len(order) / max(at_once, len(self._lanes)))
         speeds: list[Speed] = []
-        for group in _parts(order, len(order) if beside else len(self._lanes)):
+        for group in _parts(order, math.ceil(len(order) / groups)):
             speeds += self._wave(group)
             if retried := [subject for subject in group if isinstance(subject.failure, TransientError)]:
                 for subject in retried:
@@ -155,7 +160,7 @@ class Block:
             for subject in order:
                 if subject.blocks > self._number:
                     subject.data.speeds.append((speeds[0], speed_after))
-        return beside
+        return groups == 1
 
     def _wave(self, group: Sequence[Subject]) -> list[Speed]:
         """Start the servers, which stand side by side, ask what was not asked before, and load those that pass. Return
@@ -269,12 +274,13 @@ def _parts(group: Sequence[Subject], size: int) -> list[Sequence[Subject]]:
     return [group[start : start + size] for start in range(0, len(group), size)]
 
 
-def fit_together(variants: Sequence[Variant], serving: Serving) -> bool:
-    """Whether servers of all these variants fit on this machine at the same time, without GPUs: they take the files'
-    bytes and the cache that is asked for. On a GPU each would take its whole share."""
+def fitting(variants: Sequence[Variant], serving: Serving) -> int:
+    """Count how many servers of any of these variants fit on this machine at the same time, without GPUs: they take the
+    files' bytes and the cache that is asked for. On a GPU each would take its whole share."""
     dtype = cpu_dtype(processor()) if serving.dtype == "auto" else serving.dtype
-    needed_bytes = len(variants) * ((serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB + SERVER_BYTES)
-    for variant in variants:
-        # vLLM holds 16-bit weights in the served dtype.
-        needed_bytes += variant.weights_bytes * (2 if dtype == "float32" and variant.bits == 16 else 1)
-    return needed_bytes <= min(psutil.virtual_memory().available, hardware().memory_bytes)
+    besides_bytes = (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB + SERVER_BYTES
+    # vLLM holds 16-bit weights in the served dtype.
+    wide = {16: 2 if dtype == "float32" else 1}
+    needed = sorted((each.weights_bytes * wide.get(each.bits, 1) + besides_bytes for each in variants), reverse=True)
+    free_bytes = min(psutil.virtual_memory().available, hardware().memory_bytes)
+    return sum(total <= free_bytes for total in itertools.accumulate(needed))

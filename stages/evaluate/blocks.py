@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Final, Literal
 
 from scoring.choice import Verdict
+from scoring.names import PRODUCTION
 from scoring.profile import Profile
 from scoring.schedule import AskedTask, ScheduleState, TimeBudget, further_items, look, next_block
 from stages.evaluate.apart import ask_elsewhere, keep_answers
@@ -127,9 +128,10 @@ class Blocks:
         measured = {name: subject.measured() for name, subject in loaded.items()} | self._subjects.asked
         profile = self._session.profile
         gates = gates_of(measured, profile, profile.constraints)
-        evidence = evidence_of(measured, profile.reference_variant)
-        able = tuple(name for name in evidence.variants if gates[name].verdict == "pass")
-        unclear = {name: gates[name].more_items for name in evidence.variants if gates[name].verdict == "unclear"}
+        evidence = evidence_of(measured, profile.reference_variant, profile)
+        names = [name for name in evidence.variants if name != PRODUCTION]
+        able = tuple(name for name in names if gates[name].verdict == "pass")
+        unclear = {name: gates[name].more_items for name in names if gates[name].verdict == "unclear"}
         if not able:
             self._keep(loaded, "settled", "no variant is within the profile's limits", self._spent_s)
             return False
@@ -147,8 +149,7 @@ class Blocks:
     def _end(self, loaded: Mapping[str, Subject], verdict: Verdict, *, goes_on: bool) -> None:
         """End a look: keep what was measured."""
         sentence, spent_s = in_words(verdict), self._spent_s
-        settled = all(comparison.relation != "open" for comparison in verdict.comparisons)
-        ended: Ended = "" if goes_on else "settled" if settled else "budget"
+        ended: Ended = "" if goes_on else "budget" if verdict.open_comparisons else "settled"
         # Kept before it is printed: an interruption then loses nothing.
         self._keep(loaded, ended, sentence, spent_s)
         budget_s = self._plan.budget_s
@@ -158,17 +159,18 @@ class Blocks:
         """How many items the next block asks in all, of the tasks of which more tell most about the closest lead that
         is open, or are wanted by gates that are unclear."""
         profile, plan = self._session.profile, self._plan
-        open_ones = [comparison for comparison in verdict.comparisons if comparison.relation == "open"]
-        closest = min(open_ones, key=lambda comparison: abs(comparison.lead))
+        closest = min(verdict.open_comparisons, key=lambda comparison: abs(comparison.lead))
         names = (verdict.ranking[0], closest.other)
         first = self._subjects.by_name[names[0]]
         samples = {name: results.samples for name, results in measured.items()}
         losses = losses_of(samples, profile.reference_variant, profile.task_loss)
+        judged = [losses.get(name, {}) for name in self._progress.unclear]
+        if closest is verdict.standing:
+            judged.append(losses_of(samples, PRODUCTION, profile.task_loss)[verdict.chosen])
         gate_factors: dict[str, float] = {}
-        for name in self._progress.unclear:
-            for task, loss in losses.get(name, {}).items():
-                if loss.verdict == "unclear":
-                    gate_factors[task] = max(gate_factors.get(task, 0.0), loss.more_items)
+        for task, loss in (each for by_task in judged for each in by_task.items()):
+            if loss.verdict == "unclear":
+                gate_factors[task] = max(gate_factors.get(task, 0.0), loss.more_items)
         # Tasks whose items count by the numbers that were asked can't be asked in parts.
         exhausted = {item.task for results in samples.values() for item in results.items if item.weight != 1}
         for results in self._subjects.asked.values():

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from scoring.names import PRODUCTION
 from stages.evaluate.distributions import held_out_digest
 from stages.evaluate.drift import drift_of
 from stages.evaluate.questions import questions_digest
 from stages.parts.base.errors import ConfigError, DamagedModel, SlipwayError
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, digest_of, sha256_of
+from stages.parts.base.store import ModelStore, digest_of, place, sha256_of
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import Hardware, hardware
 from stages.parts.records.evaluation import REFUSED_SUFFIX, SAMPLES_SUFFIX, Evaluation, Memory, Refused, Schedule
@@ -37,7 +38,7 @@ TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
     *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser", "adapters"),
-    *("reference", "recipes"),
+    *("reference", "recipes", "production"),
 }
 """Serving settings that have no effect on a figure, or only through ``Conditions.binding``, or the parsers or adapters
 they mean."""
@@ -133,6 +134,22 @@ def bring_back(store: ModelStore, name: str, key: str) -> None:
     ):
         record = kind.read_if_intact(paths[-1])
         store.take_up(paths, record.key if record else None, key)
+
+
+def adopt(store: ModelStore, winner: str, key: str) -> None:
+    """Give the release in production the evaluation by which it was chosen, as the *winner* of its run, if it was made
+    under the same conditions: then its questions are not asked again."""
+    if existing(store, PRODUCTION, key):
+        return
+    current = store.evaluation(winner)
+    for path in (current, store.set_aside(current, key) / current.name):
+        evaluation = Evaluation.read_if_intact(path)
+        if evaluation and evaluation.key == key:
+            samples = samples_path(store, PRODUCTION)
+            samples.unlink(missing_ok=True)
+            place(path.with_suffix(SAMPLES_SUFFIX), samples)
+            evaluation.model_copy(update={"variant": PRODUCTION}).write(store.evaluation(PRODUCTION))
+            return
 
 
 def refused(store: ModelStore, name: str, key: str, profile: Profile) -> Refused | None:

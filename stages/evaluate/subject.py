@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scoring.names import recipe_of, variant_of
+from scoring.names import variant_of
 from scoring.profile import Profile
 from stages.evaluate import generator, harness
 from stages.evaluate.bench import LoadTarget
@@ -64,7 +64,7 @@ class Session:
 
     def of_candidate(self, name: str) -> Session:
         """Return the session of a candidate, which is served in its own way, with a load in proportion to its GPUs."""
-        recipe = self.serving.recipes.get(recipe_of(name))
+        recipe = self.serving.recipe_of(name)
         serving, workload = self.serving.with_recipe(recipe), self.workload
         share = serving.tensor_parallel_size / self.serving.tensor_parallel_size
         rate_per_s = workload.request_rate_per_s and workload.request_rate_per_s * share

@@ -12,7 +12,7 @@ DIRECTIONS: Final = 16
 ROOM: Final = 2.0
 """Between a label and what it must not cover."""
 COVERED: Final = 12.0
-"""What it costs to cover a bar, in units of distance."""
+"""What it costs to cover a bar, or a point of a line, in units of distance."""
 CROSSED: Final = 60.0
 """What it costs if the line from a label to its mark crosses a label or a mark, or if another mark is nearer."""
 STEPS: Final = 8
@@ -47,8 +47,7 @@ def placed(
 ) -> list[Box]:
     """Find a place for the label of each mark within *area*. *sizes*: width and height of each label; *bars*: what they
     had better not cover."""
-    labels: list[Box] = []
-    lines: list[Box] = []
+    labels, covered = list[Box](), [*bars]
     for mark, size in zip(marks, sizes, strict=True):
         tried = _around(mark, *size)
         free = [
@@ -57,9 +56,9 @@ def placed(
             if area.encloses(label.box) and not any(label.box.overlaps(each, ROOM) for each in (*labels, *marks))
         ]
         others = [each for each in marks if not each.overlaps(mark)]
-        best = min(free or tried, key=lambda label: label.cost(others, labels, lines, bars))
+        best = min(free or tried, key=lambda label: label.cost(others, labels, covered))
         labels.append(best.box)
-        lines += best.line
+        covered += best.line
     return labels
 
 
@@ -71,10 +70,9 @@ class _Label(NamedTuple):
     """Points of the line to the mark."""
     distance: float
 
-    def cost(self, marks: Sequence[Box], labels: Sequence[Box], lines: Sequence[Box], bars: Sequence[Box]) -> float:
+    def cost(self, marks: Sequence[Box], labels: Sequence[Box], bars: Sequence[Box]) -> float:
         crossed = sum(any(point.overlaps(each) for point in self.line) for each in (*marks, *labels))
         crossed += any(math.dist(each.middle, self.box.nearest(*each.middle)) < self.distance for each in marks)
-        crossed += any(self.box.overlaps(point) for point in lines)
         return self.distance + COVERED * sum(self.box.overlaps(bar) for bar in bars) + CROSSED * crossed
 
 

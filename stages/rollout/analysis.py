@@ -98,18 +98,25 @@ def analyse(observation: Observation) -> Analysis:
     stable = None
     if observation.stable:
         stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
-    steps, looks = len(settings.steps), (journal.windows, len(window.slices))
-    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps, *looks)
+    mirrored = settings.mirror is not None
+    steps, looks = len(settings.steps) + mirrored, (journal.windows, len(window.slices))
+    errors = stats.level(ERRORS * settings.error_rate, steps, *looks)
+    level = stats.level((1 - ERRORS) * settings.error_rate, OTHERS * steps + mirrored, *looks)
+    settled = len(window.slices) >= SETTLED
+    if journal.copied and not settled:  # bursts of failures are known better later, and nobody is harmed meanwhile
+        errors = level = 0.0
     checks = [
         _enough_requests(settings, canary, None if alone else stable),
-        _failures(settings, "errors", slices, stats.level(ERRORS * settings.error_rate, steps, *looks)),
+        _failures(settings, "errors", slices, errors),
         _failures(settings, "own requests", slices, level),
     ]
     if not alone:
         checks.append(_failures(settings, "refused", slices, level))
+    if journal.copied:
+        checks.append(_failures(settings, "copies", slices, level))
     if journal.percent <= EVEN:
         checks += [_failures(settings, name, observation.even, level) for name in DELAYS]
-    if len(window.slices) < SETTLED:
+    if not settled:
         level = 0.0
     checks += [check for name in LATENCIES if (check := _latency(settings, name, observation, level))]
     if observation.agreement is not None:
@@ -159,7 +166,7 @@ def _enough_requests(settings: Rollout, canary: Figures, stable: Figures | None)
     )
 
 
-Failing = Literal["errors", "own requests", "refused", "late", "delayed"]
+Failing = Literal["errors", "own requests", "refused", "copies", "late", "delayed"]
 
 
 def _failures(settings: Rollout, name: Failing, slices: Sequence[Slice], level: float) -> CanaryCheck:
@@ -192,6 +199,7 @@ FAILURES: Final = {
     "errors": (lambda side: (side.failed, side.failed + side.answered), "requests failed"),
     "own requests": (lambda side: (side.lost, side.sent), "of the rollout's own requests failed"),
     "refused": (_refused, "clients' requests were refused"),
+    "copies": (lambda side: (side.lost_copies, side.copies), "copies of clients' requests were not answered"),
     "late": (lambda side: (side.late, side.sent), "of the rollout's own requests were answered far too late"),
     "delayed": (lambda side: (side.delayed, side.ttft_count), "requests waited far too long for their first token"),
 }

@@ -12,10 +12,10 @@ from typing import Final
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, exclusive
-from stages.parts.records.rollout import LOCK, REQUEST, Journal, OperatorRequest, read_journal, under_way
+from stages.parts.base.store import ModelStore, exclusive, write_json
+from stages.parts.records.rollout import LOCK, REQUEST, Journal, OperatorRequest, journal_path, read_journal, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.resume import another_under_way
+from stages.rollout.resume import another_under_way, begin
 from stages.rollout.state_machine import StateMachine, roll_out
 from stages.rollout.target import Target
 
@@ -40,6 +40,21 @@ def promote(store: ModelStore, target: Target) -> Journal:
     if ended.state == "rolled back":
         raise RolledBack(f"{ended.release} was rolled back: {ended.reason}")
     return ended
+
+
+def publish(store: ModelStore, target: Target, settings: Rollout, release: str, reason: str) -> bool:
+    """Put *release* in production for a person's *reason*, whatever a run found of it: by a rollout if the model is
+    being served, otherwise at once. Returns whether it is served. Raises the errors of ``roll_out``; Conflict also if a
+    rollout is under way."""
+    with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
+        if journal := under_way(store):
+            raise another_under_way(store, journal)
+        if target.split().stable is None:
+            releases.promote_at_once(store, "publish", release, target.who(), reason)
+            return False
+        write_json(journal_path(store), begin(store, target, release, settings, reason=reason))
+    roll_out(store, target, release, settings)
+    return True
 
 
 def abort(store: ModelStore, target: Target, reason: str = "given up by a person") -> str | None:

@@ -28,6 +28,7 @@ from stages.rollout.slices import (
     LONGEST_S,
     SLICES,
     Timing,
+    add_copies,
     add_pairs,
     begin_slice,
     end_slice,
@@ -100,6 +101,8 @@ class Observer:
         journal, settings = self.journal, self.journal.settings
         canary, stable = self.target.counters(journal.release), self._counters_of_stable()
         alone = journal.percent == 100  # with all the clients' requests
+        # Read now, those of the time in which it could not be observed are left out where the observation begins anew.
+        copied = self.target.copies(journal.release) if journal.copied else ()
         if stable is None and not alone:
             return Look("the counters of the stable release can't be read")
         window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
@@ -118,6 +121,8 @@ class Observer:
             window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
             elapsed_s += self.clock() - began_s
             canary, stable = self.target.counters(journal.release), self._counters_of_stable() or stable
+        if copied:
+            window = window.model_copy(update={"open": add_copies(window.open or Slice(seconds=elapsed_s), copied)})
         slice_s = 0.0 if journal.hurried else min(LONGEST_S, settings.step_s / SLICES)
         if window.open and elapsed_s - window.open.seconds >= slice_s:
             window = end_slice(window, canary, stable, elapsed_s, late_s(slices_of(self.journal, window)))
@@ -149,7 +154,7 @@ class Observer:
             slo=self.slo(),
         )
         analysis = analyse(observation)
-        complete = journal.hurried or elapsed_s >= settings.step_s
+        complete = journal.hurried or elapsed_s >= journal.step_s
         if analysis.verdict == "promote" and complete and settings.agreement:
             try:
                 agreed = agreement(self.store, self.target, journal.release)
@@ -189,7 +194,7 @@ class Observer:
         last = next((analysis for analysis in journal.analyses if analysis.percent == journal.percent), None)
         if last and any(check.name in FAILURES and check.verdict == "unclear" for check in last.checks):
             return SUSPECTED
-        by_s = SENT_BY * settings.step_s
+        by_s = SENT_BY * journal.step_s
         part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)
         missing = math.ceil(settings.min_requests * part) - window.sent("canary")
         return min(BURST, max(missing, TRICKLE))

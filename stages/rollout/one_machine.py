@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import psutil
@@ -16,6 +16,7 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.settings import parse
 from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.endpoint import access_log
 from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.endpoint import SERVERS, WANTED, Endpoint, ServerState, Wanted, api_key, endpoint
@@ -28,6 +29,8 @@ from stages.parts.releases.release import Split, user
 from stages.parts.vllm.arguments import check_replicas, serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
 from stages.parts.vllm.prometheus import read_counters
+from stages.rollout.copies import CopyReader
+from stages.rollout.slices import CopiedRequest
 from stages.rollout.target import Replicas, needed, tried_already
 
 IN_FORCE_TIMEOUT_S: Final = 60.0
@@ -44,6 +47,7 @@ class OneMachine:
     def __init__(self, store: ModelStore, source: str, serving: AskedServing) -> None:
         self._store, self._source, self._asked = store, source, serving
         self._asked_last = 0
+        self._copies = CopyReader(store.path / SERVERS / access_log.NAME)
         count_own(store)
 
     def split(self) -> Split:
@@ -131,8 +135,20 @@ class OneMachine:
             if roles.replaced and roles.stable == release:
                 return  # it has replaced the stable release and has all requests
             _check_canary(roles, release)
-            roles.model_copy(update={"percent": percent}).write(self._store.path / WANTED)
-        self._until(lambda endpoint: (endpoint.canary, endpoint.percent) == (release, percent))
+            roles.model_copy(update={"percent": percent, "copied": 0}).write(self._store.path / WANTED)
+        self._until(lambda now: (now.canary, now.percent, now.copied) == (release, percent, 0))
+
+    def cannot_copy(self) -> str:
+        return ""
+
+    def copy(self, release: str, percent: int) -> None:
+        with self._wanted() as roles:
+            _check_canary(roles, release)
+            roles.model_copy(update={"percent": 0, "copied": percent}).write(self._store.path / WANTED)
+        self._until(lambda now: (now.canary, now.percent, now.copied) == (release, 0, percent))
+
+    def copies(self, release: str) -> Sequence[CopiedRequest]:
+        return self._copies.read(release)
 
     def promote(self, release: str) -> None:
         with self._wanted() as roles:
@@ -158,8 +174,8 @@ class OneMachine:
                 raise needed(self._store, release)
             if not alone:
                 freed = {role: None for role in ("canary", "standby") if getattr(roles, role) == release}
-                percent = 0 if "canary" in freed else roles.percent
-                roles.model_copy(update={**freed, "percent": percent}).write(self._store.path / WANTED)
+                shares = dict.fromkeys(("percent", "copied"), 0) if "canary" in freed else {}
+                roles.model_copy(update=freed | shares).write(self._store.path / WANTED)
         if alone:
             endpoints.stop(self._store)
         else:

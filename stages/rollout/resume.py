@@ -7,7 +7,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Final
 
-from stages.parts.base.errors import Conflict, NothingToServe, UnknownName
+from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
@@ -40,7 +40,9 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     return last.changed(run=run or last.run)
 
 
-def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool) -> Journal:
+def begin(
+    store: ModelStore, target: Target, release: str, settings: Rollout, *, rollback: bool = False, reason: str = ""
+) -> Journal:
     """Plan a new rollout, depending on what the platform serves now; raise Conflict if it is trying another release."""
     split = target.split()
     check_canary(store, split, release)
@@ -49,7 +51,10 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         kind = "first" if split.stable is None else "refresh"
     if kind != "refresh":
         target.check_room(release)
-    steps = {"rollout": settings.steps, "rollback": (100,)}.get(kind, ()) if split.room else ()
+    if settings.mirror and kind == "rollout" and (why := target.cannot_copy()):
+        raise ConfigError(f"rollout.mirror: {why}", hint="--set rollout.mirror=null")
+    planned = ((0,) if settings.mirror else ()) + settings.steps
+    steps = {"rollout": planned, "rollback": (100,)}.get(kind, ()) if split.room else ()
     if settings.ready_timeout_s == "auto":
         ready_s = SCHEDULED_S + target.serving_of(release).startup_timeout_s
         settings = settings.model_copy(update={"ready_timeout_s": float(ready_s)})
@@ -65,7 +70,7 @@ def begin(store: ModelStore, target: Target, release: str, settings: Rollout, *,
         decision=releases.headline(store, release),
         settings=settings,
         steps=steps,
-        acts=(Act(by=target.who(), what="began", at=now),),
+        acts=(Act(by=target.who(), what="began", at=now, reason=reason),),
         changes=target.changes(release) if kind == "refresh" else "",
         started_at=now,
         entered_at=now,

@@ -49,6 +49,18 @@ class Timing:
 LOST: Final = Timing(math.nan, math.nan)
 
 
+@dataclass(frozen=True)
+class CopiedRequest:
+    """A client's request of which the canary got a copy."""
+
+    lost: bool
+    """The canary did not answer it."""
+    failed: bool
+    """The stable release did not."""
+    timings: tuple[Timing, Timing] | None
+    """The canary's and the stable release's; None if they are not comparable."""
+
+
 def send_pairs(
     accesses: Sequence[Access], names: Sequence[str], prompt_tokens: int, over_s: float, timeout_s: float
 ) -> list[tuple[Timing, ...]]:
@@ -137,6 +149,21 @@ def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -
         }
         sides.append(side.model_copy(update=added))
     return into.model_copy(update={"pairs": into.pairs + len(answered), "canary": sides[0], "stable": sides[1]})
+
+
+def add_copies(into: Slice, copied: Sequence[CopiedRequest]) -> Slice:
+    """Add clients' requests and their copies to a slice."""
+    timings = [request.timings for request in copied if request.timings]
+    sides, lost = [], (sum(request.lost for request in copied), sum(request.failed for request in copied))
+    for place, side in enumerate((into.canary, into.stable)):
+        added = {
+            "copies": side.copies + len(copied),
+            "lost_copies": side.lost_copies + lost[place],
+            "log_ttft": side.log_ttft + math.fsum(math.log(pair[place].ttft_s) for pair in timings),
+            "log_tpot": side.log_tpot + math.fsum(math.log(pair[place].tpot_s) for pair in timings),
+        }
+        sides.append(side.model_copy(update=added))
+    return into.model_copy(update={"pairs": into.pairs + len(timings), "canary": sides[0], "stable": sides[1]})
 
 
 def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) -> float:

@@ -211,16 +211,20 @@ class StateMachine:
         return max(self.journal.step - (self.journal.state == "awaiting approval"), 0)
 
     def _shift(self) -> None:
-        release, percent = self.journal.release, self.journal.percent
+        release, percent, copied = self.journal.release, self.journal.percent, self.journal.copied
         # On the way back nobody waits for replicas.
-        lacks = self.target.prepare(release, percent) if self.journal.kind == "rollout" else ""
+        lacks = self.target.prepare(release, percent or copied) if self.journal.kind == "rollout" else ""
         if lacks and self._elapsed_s() > self.journal.ready_timeout_s:
-            return self._start_rollback(f"it did not get the replicas for {percent} % of the requests: {lacks}")
+            share = self.journal.share
+            return self._start_rollback(f"it did not get the replicas for {share} of the requests: {lacks}")
         if lacks:
             return self._pause()
-        self._say(f"{percent} % of requests to {release}")
+        self._say(f"{self.journal.share} of requests to {release}")
         try:
-            self.target.shift(release, percent)
+            if copied:
+                self.target.copy(release, copied)
+            else:
+                self.target.shift(release, percent)
         except Conflict as error:  # with a share of somebody else, nothing would be compared
             return self._start_rollback(f"{CHANGED}: {error}")
         if self.journal.kind == "rollback":
@@ -229,7 +233,7 @@ class StateMachine:
 
     def _observe(self) -> None:
         """Look once at a step, or at a canary that waits for a person."""
-        journal, settings, began = self.journal, self.journal.settings, self._now()
+        journal, began = self.journal, self._now()
         try:
             split = self.target.split()
             if split.stable == journal.release:
@@ -245,24 +249,24 @@ class StateMachine:
             look = Look(f"the platform did not answer: {error}")
         self._keep(**look.changes)
         if look.verdict == "rollback":
-            return self._start_rollback(f"at {journal.percent} %: {look.reason}")
+            return self._start_rollback(f"at {journal.share}: {look.reason}")
         if journal.state != "awaiting approval":
             self._end_step(look)
         # A window of many good hours would hide that it has been bad for a minute.
-        elif self._elapsed_s() >= (settings.step_s if look.verdict == "promote" else settings.step_timeout_s):
+        elif self._elapsed_s() >= (journal.step_s if look.verdict == "promote" else journal.step_timeout_s):
             self._keep(window=None, entered_at=self._now())
         return self._pause(began) if self.journal.state == journal.state else None
 
     def _end_step(self, look: Look) -> None:
         """Go to the next step, to the promotion or back, once the evidence is sufficient; else wait."""
-        journal, settings = self.journal, self.journal.settings
-        if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= settings.step_s):
-            self._say(f"{journal.percent} %: {look.reason}")
+        journal = self.journal
+        if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= journal.step_s):
+            self._say(f"{journal.share}: {look.reason}")
             if journal.step + 1 < len(journal.steps):
                 return self._enter_step(journal.step + 1)
             return self._enter("promoting", reason=look.reason)
-        if look.verdict == "inconclusive" and self._elapsed_s() > settings.step_timeout_s:
-            return self._start_rollback(f"at {journal.percent} %, nothing showed that it is as good: {look.reason}")
+        if look.verdict == "inconclusive" and self._elapsed_s() > journal.step_timeout_s:
+            return self._start_rollback(f"at {journal.share}, nothing showed that it is as good: {look.reason}")
         return None
 
     def _promote(self) -> None:

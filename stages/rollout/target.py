@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stages.parts.base.errors import Conflict, UnknownName
 from stages.parts.records.rollout import KSERVE, LOCAL, Counters
 from stages.parts.releases.release import Split
+from stages.rollout.slices import CopiedRequest
 
 if TYPE_CHECKING:
     from stages.parts.base.serving_settings import AskedServing, Serving
@@ -92,6 +93,17 @@ class Target(Protocol):
 
     def shift(self, release: str, percent: int) -> None:
         """Give the canary *percent* % of new requests; return once that is in force. Requests in flight stay."""
+
+    def cannot_copy(self) -> str:
+        """Say why ``copy`` is not possible here; empty if it is."""
+
+    def copy(self, release: str, percent: int) -> None:
+        """Send the canary copies of *percent* % of the clients' new requests, and no client, until ``shift``. Its
+        answers are dropped."""
+
+    def copies(self, release: str) -> Sequence[CopiedRequest]:
+        """List the requests of which *release* got copies, and that have ended at both releases since the last call;
+        none where the platform does not report single requests."""
 
     def promote(self, release: str) -> None:
         """Make the canary the stable release. The old stable one stays as a warm standby, or is drained and removed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from scoring.names import PRODUCTION
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
@@ -15,7 +16,8 @@ from stages.parts.model.candidates import names_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import format_of_base
 from stages.parts.records.production import Price
-from stages.parts.releases.release import current_release
+from stages.parts.releases.pinned import row_of_production
+from stages.parts.releases.release import candidate, current_release
 from stages.select.selection import select, tried
 from stages.select.sentences import markdown
 
@@ -34,25 +36,28 @@ def main() -> None:
         allow = optimize.allow_incomplete
         candidates = serving.candidates_of(variants)
         optional = tuple(filter(serving.is_optional, candidates))
-        selection = select(
-            store, profile, candidates, optional=optional, price=price, serve=serve, allow_incomplete=allow
-        )
-        decision = selection.decision
+        if serving.production and row_of_production(store, candidates, serving) == PRODUCTION:
+            candidates.append(PRODUCTION)
+        selection = select(store, profile, candidates, optional=optional, price=price, serve=serve, settings=optimize)
+        decision, in_production = selection.decision, current_release(store)
+        is_published = decision.release in (in_production, candidate(store))
         if selection.reused:
-            where = "in production" if current_release(store) == decision.release else "published"
+            where = "in production" if in_production == decision.release else "published" if is_published else "kept"
             report.reused(f"{decision.headline}; it is {where} already, from the same measurements", key=decision.key)
         else:
-            published = f"{decision.reason} Published as {decision.release} ({selection.placement})."
-            report.done(published, key=decision.key)
+            kept = f"Kept as {decision.release}, which is not published"
+            done = f"Published as {decision.release}" if is_published else kept
+            report.done(f"{decision.reason} {done} ({selection.placement}).", key=decision.key)
     program.write_output("winner", decision.winner)
     program.write_output("outcome", decision.outcome)
+    program.write_output("promotion", decision.promotion)
     program.write_output("release", decision.release)
     program.write_output("reason", decision.reason)
     program.write_output("table", markdown(decision))
     print(decision.reason)
     if decision.outcome == "incomplete" and not allow:
-        in_production = current_release(store) == decision.release
-        where = "in production already" if in_production else "published, but neither served nor put in production"
+        served = in_production == decision.release
+        where = "in production already" if served else "published, but neither served nor put in production"
         raise Incomplete(
             f"{decision.reason} {decision.release} is {where}",
             hint="run again for what is missing; or with --allow-incomplete; or roll it out as it is: "

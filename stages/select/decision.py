@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from scoring.metrics import METRICS
+from scoring.names import PRODUCTION
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
 from stages.parts.base.program import version
@@ -19,6 +20,7 @@ from stages.parts.samples.lines import Samples
 from stages.select.candidates import candidates_of
 from stages.select.measurements import Measurements, measurements_of
 from stages.select.sentences import notes_of, reason_of, unknown_loss
+from stages.select.standing import in_words, standing_of
 from stages.select.stored import Asked, Basis
 
 if TYPE_CHECKING:
@@ -45,15 +47,17 @@ def decide(
     profile = parse(Profile, basis.profile, "the profile")
     measurements = measurements_of(evaluations, samples, profile, asked)
     excluded = _excluded(basis, measurements, profile)
-    estimate = Estimate(measurements.evidence(), measurements.criteria(profile))
+    estimate = Estimate(measurements.evidence(profile), measurements.criteria(profile))
     excluded |= (apart := {name: APART for name in measurements.loaded if name not in estimate.evidence.variants})
-    missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart}))
+    missing = tuple(sorted({*basis.missing, *measurements.unusable, *apart} - {PRODUCTION}))
     verdict = _judged(measurements, estimate, excluded, missing)
     candidates = candidates_of(measurements, estimate, verdict, excluded, basis.price)
     winner = measurements.evaluations[verdict.chosen]
     candidate = next(candidate for candidate in candidates if candidate.variant == winner.variant)
     evidence, base = estimate.evidence, basis.base
     starts = evidence.speed.blocks
+    standing = standing_of(basis, measurements, estimate, verdict, excluded)
+    excluded.pop(PRODUCTION, None)
     reason = reason_of(verdict, estimate.criteria, starts, candidate.change, missing, excluded, evidence.anchor)
     return Production(
         model=base.model,
@@ -63,7 +67,7 @@ def decide(
         run=None,
         winner=winner.variant,
         release="",
-        reason=unknown_loss(profile, base.format) + reason,
+        reason=unknown_loss(profile, base.format) + in_words(standing, winner.variant) + reason,
         wording=WORDING,
         notes=tuple(notes_of(measurements, profile.constraints.limits(), basis.price)),
         rules=RULES,
@@ -79,6 +83,7 @@ def decide(
         price=basis.price,
         candidates=candidates,
         anchor=evidence.anchor,
+        standing=standing,
         workload=winner.workload,
         recipe=winner.recipe,
         engine=winner.engine,
@@ -96,6 +101,8 @@ def _excluded(basis: Basis, measurements: Measurements, profile: Profile) -> dic
     excluded |= {name: "; ".join(gate.reasons) for name, gate in measurements.gates.items() if gate.verdict != "pass"}
     idle = [name for name in measurements.measured if name not in measurements.loaded]
     excluded |= {name: "was not loaded" for name in idle if name not in excluded}
+    if basis.production and PRODUCTION not in basis.excluded | measurements.unusable:
+        excluded[PRODUCTION] = f"{basis.production}, which serves, is what the winner is compared with"
     _check_choosable(measurements, profile, excluded)
     return excluded
 
@@ -124,13 +131,18 @@ def _judged(
     unclear = {
         name: measurements.gates[name].more_items
         for name in estimate.evidence.variants
-        if measurements.gates[name].verdict == "unclear"
+        if measurements.gates[name].verdict == "unclear" and name != PRODUCTION
     }
     looks = {name: measurements.evaluations[name].looks for name in (*able, *unclear)}
     times = max(looks.values(), key=len)
     beaten = [name for name, looked in looks.items() if len(looked) < len(times)]
     verdict = judge(
-        estimate.evidence, estimate.criteria, able=able, unclear=unclear, beaten=beaten, times=times or (1.0,)
+        estimate.evidence,
+        estimate.criteria,
+        able=able,
+        unclear=unclear,
+        beaten=beaten,
+        times=times or (1.0,),
     )
     return lacking(verdict, missing)
 
@@ -142,6 +154,7 @@ def decision_key(basis: Basis, measured: Mapping[str, Evaluation], asked: Asked 
         | {
             "version": RULES,
             "profile": basis.profile,
+            **({"production": basis.production} if basis.production else {}),
             "price": basis.price and basis.price.model_dump(mode="json"),
             "evaluations": {name: digest_of(evaluation) for name, evaluation in measured.items()},
             "excluded": sorted(basis.excluded),

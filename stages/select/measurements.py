@@ -24,6 +24,7 @@ from stages.parts.samples.evidence import (
     divergences,
     evidence_of,
     gates_of,
+    gates_of_production,
     losses_of,
     questions,
     recoveries,
@@ -52,6 +53,8 @@ class Measurements:
     unusable: dict[str, str]
     """Why each of the others cannot be scored."""
     gates: dict[str, Gate]
+    gates_of_production: dict[str, Gate]
+    """Against what is in production, if that was measured."""
     losses: dict[str, dict[str, TaskLoss]]
     """Task by task; without the reference."""
     recoveries: dict[str, Lead]
@@ -83,7 +86,7 @@ class Measurements:
         """List the metrics that say nothing about the variants, because these were measured on different hardware."""
         return SPEED if len(by_machine(self.evaluations)) > 1 else ()
 
-    def evidence(self) -> Evidence:
+    def evidence(self, profile: Profile) -> Evidence:
         """Gather the evidence of all variants that were loaded, and of a reference that was asked only."""
         loaded = {name: self.measured[name] for name in self.loaded}
         if self.asked:
@@ -93,7 +96,7 @@ class Measurements:
             loaded = {name: loaded[name] for name in dict.fromkeys((*order, *loaded)) if name in loaded}
             loaded[self.reference] = Measured(self.asked.samples, 0)
         try:
-            return evidence_of(loaded, self.reference)
+            return evidence_of(loaded, self.reference, profile)
         except ValueError as error:
             raise NoWinner(f"the variants can't be compared: {error}", hint="measure them again in one run") from error
 
@@ -171,6 +174,7 @@ def measurements_of(
         measured=measured,
         unusable=unusable,
         gates={name: gates[name] for name in measured},
+        gates_of_production=gates_of_production(measured, profile),
         losses=losses_of(usable, reference, profile.task_loss),
         recoveries=recoveries(usable, profile),
         questions=questions(samples),

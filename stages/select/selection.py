@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from scoring.names import variant_of
+from scoring.names import PRODUCTION, variant_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, NoWinner
@@ -23,10 +23,12 @@ from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import RULES, Price, Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.pinned import alike
-from stages.parts.releases.release import decisions, publish, release_name, settle
+from stages.parts.releases.release import Place, current_release, decisions, publish, release_name, settle
 from stages.parts.samples.lines import read_answers, read_samples
 from stages.select.decision import decide, decision_key
 from stages.select.stored import DECISION, Asked, Basis, store_inputs
+
+ALLOWING: Final = Optimize(allow_incomplete=True)
 
 
 class Selection(NamedTuple):
@@ -45,15 +47,17 @@ def select(
     optional: Collection[str] = (),
     price: Price | None = None,
     serve: bool = False,
-    allow_incomplete: bool = True,
+    settings: Optimize = ALLOWING,
 ) -> Selection:
     """Decide and publish. What the decision follows from is stored in the run's folder, even if none can be chosen.
 
     Args:
+        variants: of those among which one is chosen; and ``PRODUCTION``, if it is compared with what is in production.
         optional: the variants without which the decision is complete.
         price: of an hour of the hardware; without it no costs are computed.
         serve: a rollout follows, which will move ``production`` (see ``stages.parts.releases``).
-        allow_incomplete: otherwise, if a variant is missing, the release waits for a person to roll it out.
+        settings: whether a release waits for a person to roll it out if a variant is missing (``allow_incomplete``),
+            and is published however it compares with what is in production (``force_publish``).
 
     Raises:
         DamagedModel: ``base/`` or the winner's files are not what their manifest says.
@@ -69,14 +73,20 @@ def select(
         store_inputs(store, store.run(run), basis, measured, asked)
     standing = standing_decision(store, decision_key(basis, measured, asked))
     decision, placement = standing or decide(basis, measured, samples, asked), None
-    wait = serve or being_served(store) or (decision.outcome == "incomplete" and not allow_incomplete)
+    waits = decision.outcome == "incomplete" and not settings.allow_incomplete
+    place: Place = "candidate" if serve or being_served(store) or waits else "production"
+    if decision.standing and decision.promotion != "promoted" and settings.force_publish:
+        forced = decision.standing.model_copy(update={"forced": True})
+        decision = decision.model_copy(update={"standing": forced})
+    if decision.promotion != "promoted" and not waits:
+        place = "unpublished"
     if standing:
-        settle(store, standing.release, wait=wait)
+        settle(store, standing.release, place)
     else:
         digest = measured[decision.winner].variant_digest
         name = release_name(store, variant_of(decision.winner), digest, lambda release: alike(store, release, decision))
         decision = decision.model_copy(update={"release": name, "run": run})
-        placement = publish(store, decision, wait=wait)
+        placement = publish(store, decision, place)
     if run:
         decision.write(store.run(run) / DECISION)
     return Selection(standing is not None, decision, placement)
@@ -99,7 +109,7 @@ def gather(
     if base is None:
         raise DamagedModel(f"{store.base} has no {ACQUIRED}", hint="run acquire first")
     measured, excluded, missing = measured_variants(store, base, variants)
-    if not measured:
+    if not measured.keys() - {PRODUCTION}:
         raise NoWinner(
             "no variant could be measured: " + "; ".join(f"{name}: {why}" for name, why in excluded.items()),
             hint="see the log of each evaluation",
@@ -109,7 +119,8 @@ def gather(
         profile=profile.model_dump(mode="json"),
         price=price,
         excluded=excluded,
-        missing=tuple(name for name in missing if name not in optional),
+        missing=tuple(name for name in missing if name not in (*optional, PRODUCTION)),
+        production=(PRODUCTION in variants and current_release(store)) or "",
         rules=RULES,
         slipway=program.version(),
     )
@@ -156,7 +167,7 @@ def measured_variants(
         left_out = next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), "")
         if failed := left_out or (_failure(outcomes, name) if run else ""):
             excluded[name] = failed
-        elif variant is None or variant.base_digest != base.digest:
+        elif variant is None or (variant.base_digest != base.digest and name != PRODUCTION):
             excluded[name] = "was not made from this base"
         elif evaluation is None or evaluation.variant_digest != variant.digest:
             excluded[name] = "was not measured"
@@ -179,7 +190,8 @@ def standing_decision(store: ModelStore, key: str) -> Production | None:
 
 def _failure(outcomes: Mapping[tuple[str, str], program.Outcome], candidate: str) -> str:
     """Say why this run has no measurement of a candidate; empty if it has one."""
-    for stage, name in (("optimize", variant_of(candidate)), ("evaluate", candidate)):
+    made = [("optimize", variant_of(candidate))] if candidate != PRODUCTION else []
+    for stage, name in (*made, ("evaluate", candidate)):
         outcome = outcomes.get((stage, name))
         if outcome is None:
             return f"{stage} did not finish"

@@ -43,6 +43,8 @@ class Basis(Record):
     """Variants without a measurement, and why."""
     missing: tuple[str, ...] = ()
     """Those of them that were asked for and could not be made or measured, which was not known beforehand."""
+    production: str = ""
+    """The release in production that the winner is compared with; empty if it is compared with none."""
     rules: int
     """The version of the rules to decide by."""
     slipway: str

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from scoring.names import variant_of
+from scoring.names import PRODUCTION, variant_of
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
 from stages.parts.base.store import sha256_of
 from stages.parts.model.adapter import FOLDER, adapters_in
@@ -31,7 +31,7 @@ from stages.parts.samples.lines import Samples, read_samples
 from stages.select.decision import decide
 from stages.select.stored import ANSWERS, DECISION, MEASUREMENTS, Asked, StoredDecision, differences, read_stored
 
-NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway"}
+NOT_COMPARED: Final = {"run", "release", "decided_at", "wording", "slipway", "standing.forced"}
 """Fields of a decision that do not follow from the measurements."""
 REPORT: Final = "report.json"
 PUBLISHED: Final = ("production_metrics.json", "candidate_metrics.json")
@@ -132,12 +132,14 @@ def _measured_again(current: Path, evaluation: Evaluation) -> bool:
 def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: Verification) -> None:
     """Compare every file of the variant, and of the releases made of it, with the manifest whose digest was measured.
 
-    A variant that was made again since then has other weights; a release keeps those that were measured.
+    A variant that was made again since then has other weights; a release keeps those that were measured, and so does
+    the one that was in production.
     """
-    suffix = f"-{variant_of(evaluation.variant)}-{evaluation.variant_digest[:12]}"
+    released, digest12 = evaluation.variant == PRODUCTION, evaluation.variant_digest[:12]
+    suffix = f"-{digest12}" if released else f"-{variant_of(evaluation.variant)}-{digest12}"
     current = stored.store.optimized(evaluation.variant)
     releases = sorted(path for path in stored.store.releases.glob("*") if path.name.endswith(suffix))
-    for folder in (current, *releases):
+    for folder in releases if released else (current, *releases):
         try:
             variant = Variant.read(folder / VARIANT)
         except DamagedModel as error:

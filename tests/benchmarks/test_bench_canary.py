@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.canary import IDENTICAL, SOUND, WORSE, rollout, table
+from benchmarks.canary import IDENTICAL, MIRRORED, SOUND, WORSE, rollout, table
 from benchmarks.servers import SimulatedServer, Simulation, World
 from stages.parts.records.rollout import Journal
 
@@ -51,6 +51,18 @@ def test_a_worse_canary_is_rolled_back_for_what_is_wrong_with_it(name: str, chec
         assert check in journal.reason
 
 
+@pytest.mark.parametrize("name", ["TPOT ×1.25", "6 % of requests wait 5 s more", "5 % of requests fail"])
+def test_with_copies_a_worse_canary_is_rolled_back_before_it_gets_clients(name: str) -> None:
+    journal, _ = rollout(*WORSE[name], [1], MIRRORED)
+    assert (journal.state, journal.observed) == ("rolling back", ())
+
+
+def test_with_copies_a_canary_whose_cache_is_cold_is_not_called_slow() -> None:
+    journal, _ = rollout(IDENTICAL["prefix caches, 97 % continue a session"], SOUND, [1], MIRRORED)
+    assert journal.state == "promoting"
+    assert sum(part.canary.copies for part in journal.observed[0].slices) > 1000
+
+
 def test_a_server_that_is_busier_is_slower_and_counts_as_vllm_does() -> None:
     tpot_s = []
     for rate in (1.0, 12.0):
@@ -66,4 +78,6 @@ def test_a_server_that_is_busier_is_slower_and_counts_as_vllm_does() -> None:
 
 def test_the_table_has_a_row_for_each_truth_that_was_asked_for() -> None:
     rows = list(table(1, only="no clients"))
-    assert [row for row in rows if "no clients" in row] == ["| no clients | 0.0% | 0.0% | 244 s |"]
+    plain, mirrored = (row for row in rows if "no clients" in row)
+    assert plain == "| no clients | 0.0% | 0.0% | 244 s |"
+    assert mirrored == "| no clients | 0.0% | 0.0% | 0.0% | 545 s |"

@@ -27,6 +27,7 @@ from benchmarks.truths import (
     NOISES,
     NOISY,
     ONE_TASK,
+    REVISIONS,
     SLOW,
     TASKS,
     TWELVE,
@@ -73,6 +74,17 @@ def test_a_variant_that_loses_three_percent_on_one_task_is_not_chosen_and_nothin
     assert found.served >= 0.85
     assert found.wrong <= 0.1
     assert found.unresolved >= 0.6
+
+
+@pytest.mark.parametrize("case", REVISIONS, ids=lambda case: case.name)
+def test_twenty_repeats_keep_the_error_rates_against_what_is_in_production(case):
+    made = [Bench(case, USUAL, [number, *case.name.encode()]).run().verdict.standing for number in range(20)]
+    relations = [each.relation for each in made if each]
+    if case.name.startswith("better"):
+        assert relations.count("better") >= 18
+    else:
+        assert relations.count("better") <= (3 if case.name.startswith("at the margin") else 0)
+    assert ("worse" in relations) <= (not case.name.startswith(("equal", "better")))
 
 
 def test_a_third_variant_never_changes_the_order_of_two():

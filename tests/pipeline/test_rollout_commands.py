@@ -16,6 +16,7 @@ from stages.parts.base.errors import RolledBack
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.releases import release as releases
+from stages.rollout.commands import publish
 from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
@@ -43,7 +44,7 @@ def published(stage: Stage, *names: str) -> None:
     for name in names:
         stage.make(name)
         stage.nominate(name)
-        releases.settle(stage.store, name, wait=being_served(stage.store))
+        releases.settle(stage.store, name, "candidate" if being_served(stage.store) else "production")
 
 
 def test_releases_are_listed_and_rolled_back_without_anything_being_served(stage: Stage) -> None:
@@ -80,6 +81,34 @@ def test_the_history_tells_every_move_the_newest_first(stage: Stage) -> None:
     assert told[0]["analysis"]["verdict"] == "rollback"
     listed = json.loads(slipway(stage.store, "releases", MODEL, "--json").stdout)
     assert [each["moves"] for each in listed] == [[told[0]], [told[1]]]
+
+
+def test_what_a_run_kept_is_promoted_by_a_person_with_a_reason(stage: Stage) -> None:
+    published(stage, GOOD)
+    stage.make(NEXT)
+    releases.settle(stage.store, NEXT, "unpublished")
+    listed = json.loads(slipway(stage.store, "releases", MODEL, "--json").stdout)
+    assert [each["state"] for each in listed] == ["kept", "production"]
+    assert "Missing option '--reason'" in slipway(stage.store, "release", "promote", MODEL).stderr
+    assert stage.reasons() == GOOD
+    said = slipway(stage.store, "release", "promote", MODEL, "--reason", "its tone was wanted")
+    text = f"{NEXT} is in production; nothing was being served: slipway serve {MODEL}\n"
+    assert (said.stdout, said.stderr) == (text, "")
+    assert stage.reasons() == NEXT
+    (move, _) = json.loads(slipway(stage.store, "releases", MODEL, "--history", "--json").stdout)
+    (act,) = move["acts"]
+    assert (act["by"], act["reason"]) == (releases.user(), "its tone was wanted")
+    assert "its tone was wanted" in slipway(stage.store, "releases", MODEL, "--history").stdout
+
+
+def test_a_kept_release_is_rolled_out_beside_what_is_served(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    assert publish(stage.store, stage.target, SETTINGS, NEXT, "asked for by a client")
+    assert stage.reasons() == NEXT
+    last = releases.history(stage.store)[-1]
+    assert (last.kind, last.release, last.acts[0].reason) == ("rollout", NEXT, "asked for by a client")
+    assert last.analyses
 
 
 def test_a_rollback_without_an_earlier_release_is_a_clear_error(stage: Stage) -> None:

@@ -184,3 +184,34 @@ def test_two_starts_that_agree_by_chance_decide_nothing():
     noisy = replace(lead, by_starts=(lead.value / 12) ** 2, degrees=1)
     assert 0.02 < noisy.below(0) < 0.03
     assert noisy.reach(0.025) > lead.value
+
+
+def beside(noise=0.002, gate="pass", **variants) -> Evidence:
+    measured = evidence(noise=noise, **variants)
+    return replace(measured, standing=dict.fromkeys(variants, gate))
+
+
+@pytest.mark.parametrize(
+    ("new", "gate", "relation"),
+    [
+        ((1.02, 1.3, 0.3), "pass", "better"),
+        ((1, 1.3, 0.3), "pass", "equivalent"),
+        ((1.02, 1.2, 0.3), "pass", "worse"),
+        ((0.98, 1.5, 0.3), "pass", "worse"),
+        ((1.02, 1.3, 0.3), "fail", "worse"),
+        ((1.02, 1.3, 0.3), "unclear", "open"),
+    ],
+)
+def test_what_is_in_production_gives_way_only_to_what_is_better_and_in_nothing_worse(new, gate, relation):
+    measured = beside(gate=gate, fp16=(1, 1, 1), new=new, production=(1, 1.3, 0.3))
+    verdict = judge(measured, CRITERIA)
+    assert (verdict.chosen, verdict.standing and verdict.standing.relation) == ("new", relation)
+    assert "production" not in verdict.ranking
+
+
+def test_too_few_data_keep_what_is_in_production():
+    measured = beside(noise=0.05, fp16=(1, 1, 1), new=(1.02, 1.32, 0.3), production=(1, 1.3, 0.3))
+    verdict = judge(measured, CRITERIA)
+    assert verdict.standing is not None
+    assert verdict.standing.relation == "open"
+    assert verdict.standing in verdict.open_comparisons

@@ -144,10 +144,8 @@ def why_not_made(name: str, published: str, config: Mapping[str, Any]) -> str:
 
 
 def why_failed(what: str, config: Mapping[str, Any]) -> str:
-    """Say how *what* failed with a small model of the family that config.json names; empty if it is not known to.
-
-    *what*: a format; ``REFERENCE``, which was served without a GPU; or ``picture``, shown to that.
-    """
+    """Say how *what* failed with a small model of the family that config.json names: a format, the reference in vLLM
+    on a processor, or a ``picture`` shown to it; empty if it is not known to."""
     failed = FAILURES.get(what, {})
     types = (str(part.get("model_type")) for part in (config, config.get("text_config") or {}))
     return next((f"with a small {each} model it failed: {failed[each]}" for each in types if each in failed), "")

@@ -58,6 +58,9 @@ class Optimize(Settings):
     published, but neither served nor put in production, and the run ends with exit code 45. True: it is used like any
     other winner. A variant that can't be served on this machine is left out beforehand and is not missing."""
 
+    force_publish: bool = False
+    """True: the winner takes the place of the release in production, however the two compare."""
+
     @field_validator("candidates")
     @classmethod
     def _on_the_hub(cls, candidates: tuple[str, ...]) -> tuple[str, ...]:

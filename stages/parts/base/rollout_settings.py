@@ -10,6 +10,14 @@ from pydantic import Field, field_validator
 from stages.parts.base.settings import Percent, Positive, Ratio, Seconds, Settings, Share
 
 
+class Mirror(Settings):
+    """Copies of clients' requests, which the canary gets before any client is sent to it; nobody gets its answers."""
+
+    percent: Percent = 100
+    """Share of new requests of which it gets copies. With 100, it carries the stable release's load."""
+    duration_s: Annotated[float, Field(gt=0)] = 300
+
+
 class Rollout(Settings):
     """How traffic is moved to a new release, and when it is moved back.
 
@@ -26,6 +34,9 @@ class Rollout(Settings):
     """Percentages of new requests, ascending to 100. A first release gets 100 % once it answers. Latencies are compared
     sharply up to 50 %, and most fairly at 50 %, where both releases carry the same load. Beyond, they are compared with
     those of the stable release at a similar load, which takes a step with a small share, such as 10 %."""
+    mirror: Mirror | None = None
+    """A step before the first one, without any client at the canary: it is judged by copies of their requests, too.
+    None: without."""
     step_s: Seconds = 60
     """The shortest time of each step."""
     min_requests: Positive = 50

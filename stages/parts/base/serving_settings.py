@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from scoring.names import WITH_RECIPE, recipe_of
+from scoring.names import PRODUCTION, WITH_RECIPE, recipe_of
 from stages.parts.base.settings import AbsolutePath, Positive, Settings
 
 PINNED: Final = (
@@ -75,6 +75,14 @@ class ReferenceServing(Settings):
     """GiB of its weights for each GPU that stay in the host's memory."""
     kept: bool = False
     """Whether its answers were kept before, so that it is not served."""
+
+
+class ProductionServing(Settings):
+    """The release in production, which is measured beside the variants."""
+
+    release: str
+    recipe: Recipe | None = None
+    """The one that it is served by."""
 
 
 class AskedServing(Settings):
@@ -161,18 +169,11 @@ class AskedServing(Settings):
 
     def candidates_of(self, variants: Iterable[str]) -> list[str]:
         """List the candidates of these variants: each as it is, and with the recipes that are tried with it."""
-        return [
-            candidate
-            for variant in variants
-            for candidate in (
-                variant,
-                *(
-                    f"{variant}{WITH_RECIPE}{name}"
-                    for name, recipe in self.recipes.items()
-                    if recipe.variants is None or variant in recipe.variants
-                ),
-            )
-        ]
+        names = []
+        for variant in variants:
+            tried = (name for name, each in self.recipes.items() if each.variants is None or variant in each.variants)
+            names += [variant, *(f"{variant}{WITH_RECIPE}{name}" for name in tried)]
+        return names
 
     def is_optional(self, candidate: str) -> bool:
         recipe = self.recipes.get(recipe_of(candidate))
@@ -194,10 +195,18 @@ class Serving(AskedServing):
     max_queued_tokens: Positive | None = None
     reference: ReferenceServing | None = Field(default=None, exclude_if=lambda value: value is None)
     """None if the reference is served as the variants are."""
+    production: ProductionServing | None = Field(default=None, exclude_if=lambda value: value is None)
+    """None if nothing is in production that can be measured beside the variants."""
+
+    def recipe_of(self, candidate: str) -> Recipe | None:
+        """Return the recipe by which a candidate is served, if it has one."""
+        if candidate == PRODUCTION:
+            return self.production.recipe if self.production else None
+        return self.recipes.get(recipe_of(candidate))
 
     def of_candidate(self, candidate: str) -> Serving:
         """Return how a candidate is served."""
-        return self.with_recipe(self.recipes.get(recipe_of(candidate)))
+        return self.with_recipe(self.recipe_of(candidate))
 
     def with_recipe(self, recipe: Recipe | None) -> Serving:
         return self.model_copy(update={"recipes": {}} | (recipe.changes if recipe else {}))

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from scoring.names import variant_of
+from scoring.names import PRODUCTION, variant_of
 from stages.parts.base.errors import Busy, ConfigError, DamagedModel, InvalidName, NotEnoughSpace
 from stages.parts.base.log import say
 
@@ -184,7 +184,10 @@ class ModelStore:
         return self.path / "adapters" / name
 
     def optimized(self, candidate: str) -> Path:
-        """Locate the weights of a variant, which all candidates of it share."""
+        """Locate the weights of a variant, which all candidates of it share; those of the release in production are
+        the release's own."""
+        if candidate == PRODUCTION and self.production.is_symlink():
+            return self.path / self.production.readlink()
         return self.path / "optimized" / variant_of(candidate)
 
     def evaluation(self, candidate: str) -> Path:
@@ -218,6 +221,10 @@ class ModelStore:
     def lock(self, name: str) -> Path:
         return self.path / ".locks" / name
 
+    def set_aside(self, path: Path, key: str) -> Path:
+        """Locate the folder in which what had this key at *path* is kept."""
+        return self.aside / path.relative_to(self.path) / key[:KEY_CHARACTERS]
+
     def take_up(self, paths: Sequence[Path], current: str | None, key: str) -> None:
         """Bring back the *paths* that have this key, and put aside those that are there, if they have another one.
 
@@ -229,10 +236,9 @@ class ModelStore:
         """
         if current == key:
             return
-        folder = self.aside / paths[-1].relative_to(self.path)
         if current:
-            _put_aside(paths, folder / current[:KEY_CHARACTERS])
-        returning = folder / key[:KEY_CHARACTERS]
+            _put_aside(paths, self.set_aside(paths[-1], current))
+        returning = self.set_aside(paths[-1], key)
         for path in paths:
             if (returning / path.name).exists():
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,13 @@ class LoggedRequest(BaseModel):
     cached_tokens: int | None = None
     """How many of the prompt's tokens were in the prefix cache."""
     output_tokens: int | None = None
+    copy_of: str | None = None
+    """The id of the request of which this is a copy, whose answer nobody got."""
+    content_type: str | None = None
+    server_ttft_us: int | None = None
+    """From the moment at which the server got the request. What the door and a slow client take is not among it."""
+    server_answer_us: int | None = None
+    """From the first to the last byte of the server's answer."""
 
 
 class Reading(Record):

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
 from stages.parts.endpoint.access_log import LoggedRequest, LogReader
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Clients, hash_of, read_clients, unlimited
+from stages.parts.endpoint.sides import SESSION_HEADER, SIDE_HEADER, side
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""
@@ -65,13 +66,16 @@ class DoorAnswer:
     priority: int = 0
     limited: bool = False
     """Whether it depends on the model that the request names."""
+    side: int | None = None
+    """See ``sides``."""
 
     def response(self) -> Response:
         """Tell Envoy to let the request in, or the client why not: by an error as OpenAI's."""
         headers = {CLIENT_HEADER: self.client} if self.client else {}
         headers |= {MODEL_HEADER: "asked"} if self.limited else {}
         if self.status == 200:
-            # Whatever the client itself says of its priority: this replaces it.
+            # Whatever the client itself says of its priority and its side: these replace it.
+            headers |= {SIDE_HEADER: str(self.side)} if self.side is not None else {}
             return Response(headers=headers | {PRIORITY_HEADER: str(self.priority), REMOVE_HEADER: "authorization"})
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
@@ -236,7 +240,10 @@ class _Service:
             body = await Request(scope, receive).body()
             await self._door.decide_model(headers.get(CLIENT_HEADER, ""), body).response()(scope, receive, send)
             return
-        answer = await self._answer(headers.get("authorization", ""), headers.get("x-request-id", ""))
+        request, session = headers.get("x-request-id", ""), headers.get(SESSION_HEADER, "")
+        body = b"" if session else await Request(scope, receive).body()  # Envoy sends it while it matters
+        answer = await self._answer(headers.get("authorization", ""), request)
+        answer = replace(answer, side=side(answer.client, session, body, request))
         await answer.response()(scope, receive, send)
 
     async def _answer(self, authorization: str, request: str) -> DoorAnswer:

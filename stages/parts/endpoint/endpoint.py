@@ -52,6 +52,8 @@ class Wanted(Record):
     canary: str | None = None
     percent: int = 0
     """The canary's share of new requests."""
+    copied: int = 0
+    """The share of the clients' new requests, in %, of which the canary gets copies; nobody gets its answers."""
     standby: str | None = None
     """An earlier stable release that is kept warm."""
     replaced: str | None = None
@@ -96,6 +98,8 @@ class Endpoint(Record):
     canary: str | None = None
     percent: int = 0
     """The canary's share of new requests that is in force."""
+    copied: int = 0
+    """See ``Wanted``."""
     standby: str | None = None
     servers: tuple[ServerState, ...] = ()
     log: str

@@ -25,8 +25,10 @@ import yaml
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
+from stages.parts.endpoint.clients import OWN
 from stages.parts.endpoint.door import CLIENT_HEADER, MODEL_HEADER, PRIORITY_HEADER, Door, answering, short_path
-from stages.parts.endpoint.routing import HEALTH, OFFERED, Routing, names_of
+from stages.parts.endpoint.routing import COPIES, HEALTH, OFFERED, Routing, names_of
+from stages.parts.endpoint.sides import MOST_BODY_BYTES, SESSION_HEADER, SIDE_HEADER, SIDES
 from stages.parts.endpoint.tls import SECRET_FILE, Tls
 from stages.parts.machine.process import Contained
 from stages.parts.vllm.client import RELEASE_HEADER
@@ -44,13 +46,19 @@ LOG_FLUSH_MS: Final = 20
 """A client's requests at once are counted by the log."""
 BOOTSTRAP_FILE: Final = "envoy.json"
 TEMPLATES: Final = Path(__file__).with_name("templates")
-SESSION_HEADER: Final = "x-session-id"
 ROUTER: Final = "endpoint"
 ROUTES: Final = "routes"
 CLUSTERS_FILE: Final = "clusters.json"
 ROUTES_FILE: Final = "routes.json"
 ADMIN_SOCKET: Final = "admin.sock"
 DOOR_SOCKET: Final = "door.sock"
+COPIES_SOCKET: Final = "copies.sock"
+MOST_COPIES: Final = 32
+"""Copies at a time; a request beyond that is not copied. A canary that hangs holds no more, and each for no longer than
+``COPY_IDLE_S`` without a byte."""
+COPY_BYTES: Final = 8 << 20
+"""The longest body that is copied."""
+COPY_IDLE_S: Final = 60
 EJECTED_AFTER: Final = 5
 """Errors in a row after which a replica gets no requests for some time."""
 SHARED: Final = {
@@ -59,12 +67,19 @@ SHARED: Final = {
     "body_bytes": 64 << 20,  # the longest prompt, and the longest answer that is not streamed, with all around them
     "client_header": CLIENT_HEADER,
     "clusters_file": CLUSTERS_FILE,
+    "copies": COPIES,
+    "copies_socket": COPIES_SOCKET,
+    "copy_bytes": COPY_BYTES,
+    "copy_idle_s": COPY_IDLE_S,
     "door_socket": DOOR_SOCKET,
     "ejected_after": EJECTED_AFTER,
     "health": HEALTH,
     "model_header": MODEL_HEADER,
+    "most_body_bytes": MOST_BODY_BYTES,
+    "most_copies": MOST_COPIES,
     "names_of": names_of,
     "offered": OFFERED,
+    "own": OWN,
     "priority_header": PRIORITY_HEADER,
     "release_header": RELEASE_HEADER,
     "retry_after_s": 2,
@@ -73,6 +88,8 @@ SHARED: Final = {
     "routes_file": ROUTES_FILE,
     "secret_file": SECRET_FILE,
     "session_header": SESSION_HEADER,
+    "side_header": SIDE_HEADER,
+    "sides": SIDES,
 }
 """What all templates may name."""
 
@@ -131,9 +148,9 @@ class Proxy:
     def apply(self, routing: Routing) -> None:
         """Bring *routing* into force without affecting requests in flight; ServerFailed if Envoy refuses it or ends."""
         former, self._applied = self._applied, None  # unknown until the end
-        if former is None or former.orders != routing.orders:
+        if former is None or list(former.clusters()) != list(routing.clusters()):
             self._replace(CLUSTERS_FILE, routing)
-        if former is None or former.weights != routing.weights:
+        if former is None or (former.weights, former.copied) != (routing.weights, routing.copied):
             self._replace(ROUTES_FILE, routing)
         self._applied = routing
 
@@ -192,8 +209,7 @@ class Proxy:
 
 
 def _write(folder: Path, name: str, routing: Routing, version: str) -> None:
-    values = {"weights": routing.weights, "balance": routing.balance, "clusters": list(routing.clusters())}
-    write_json(folder / name, rendered(Path(name).stem, version=version, **values))
+    write_json(folder / name, rendered(Path(name).stem, version=version, routing=routing))
 
 
 @contextlib.contextmanager

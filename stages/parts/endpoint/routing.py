@@ -1,6 +1,9 @@
 """What an endpoint offers, and where new requests go: the servers of each release, what replaces them while they do not
 answer, and the shares.
 
+While there are two releases, each request has a side, 0–99, by its conversation (see ``sides``): the canary has the
+highest ones, as many as its share. A larger share leaves the conversations there that it has.
+
 The replicas of a release are one another's first replacement; after them come the stable release and the standby.
 """
 
@@ -24,6 +27,8 @@ OFFERED: Final = {
 generates text. vLLM has more: routes that generate without a key (``/invocations``), and routes that reveal what
 clients do (``/metrics``, ``/load``)."""
 SESSIONS: Final = "-sessions"
+COPIES: Final = "copies"
+"""The cluster that answers copies of requests: the canary's servers, and nothing that replaces them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class Balance:
     replicas: int = 1
     affinity: Literal["session", "client", "none"] = "session"
     request_timeout_s: int = 3600
+
+    @property
+    def sticks(self) -> bool:
+        """Whether a conversation stays with the release that it has."""
+        return self.affinity != "none"
 
     @property
     def sessions(self) -> bool:
@@ -79,10 +89,20 @@ class Routing:
     orders: Mapping[str, tuple[tuple[Backend, ...], ...]]
     """For each release, see ``EnvoyCluster``."""
     weights: Mapping[str, int]
-    """Share of new requests in %, by release."""
+    """Share of new requests in %, by release, the stable one's first."""
     balance: Balance = Balance()
+    copied: int = 0
+    """Share of new requests of which the servers in ``copies`` get copies, in %."""
+    copies: tuple[Backend, ...] = ()
+
+    @property
+    def has_sides(self) -> bool:
+        """Whether it matters which side a request is on."""
+        return (len(self.weights) > 1 and self.balance.sticks) or 0 < self.copied < 100
 
     def clusters(self) -> Iterator[EnvoyCluster]:
+        if self.copied:
+            yield EnvoyCluster(COPIES, (self.copies,) if self.copies else (), hashed=self.balance.sticks)
         for release, orders in self.orders.items():
             plain, sessions = names_of(release)
             yield EnvoyCluster(plain, orders, hashed=self.balance.affinity == "client")
@@ -101,7 +121,9 @@ def routing(
         names = dict.fromkeys(name for name in (release, stable, wanted.standby) if name is not None and up.get(name))
         orders[release] = tuple(tuple(up[name]) for name in names)
     weights = {stable: 100} if canary is None else {stable: 100 - percent, canary: percent}
-    return Routing(orders, {release: share for release, share in weights.items() if share}, balance)
+    copies = tuple(up.get(canary, ())) if canary and wanted.copied else ()
+    shares = {release: share for release, share in weights.items() if share}
+    return Routing(orders, shares, balance, wanted.copied if canary else 0, copies)
 
 
 def names_of(release: str) -> tuple[str, str]:

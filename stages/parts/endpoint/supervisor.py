@@ -232,7 +232,7 @@ class _Supervisor:
             url=f"{'https' if self._tls else 'http'}://{reachable(self._serving.host)}:{self._port}",
             model=self._store.model,
             release=wanted.stable,
-            **wanted.model_dump(include={"canary", "percent", "standby"}),
+            **wanted.model_dump(include={"canary", "percent", "copied", "standby"}),
             servers=tuple(server.state for servers in self._servers.values() for server in servers),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),
@@ -245,8 +245,10 @@ class _Supervisor:
         if self._reported is None:
             say(f"serving {record.release} as {record.model!r} on {record.url}/v1")
         elif any(
-            getattr(record, field) != getattr(self._reported, field) for field in ("release", "canary", "percent")
+            getattr(record, field) != getattr(self._reported, field)
+            for field in ("release", "canary", "percent", "copied")
         ):
             canary = f", {wanted.percent} % to {wanted.canary}" if wanted.canary else ""
-            say(f"serving {wanted.stable}{canary}")
+            copied = f", copies of {wanted.copied} %" if wanted.copied else ""
+            say(f"serving {wanted.stable}{canary}{copied}")
         self._reported = record

@@ -32,6 +32,8 @@ CHUNK_BYTES: Final = 4 << 20
 SECONDS_PER_HOUR: Final = 3600
 ID_FILE: Final = ".endpoint"
 """Beside the folder of the log: the name by which the database knows this endpoint, which no other has."""
+NOT_KEPT: Final = {"answered", "copy_of", "content_type", "server_ttft_us", "server_answer_us"}
+"""What the log says of a request beyond its row."""
 GROUPS: Final = ("client", "model", "release", "path", "status")
 LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
 ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
@@ -239,7 +241,7 @@ def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
             readings.append(line.model_dump() | {"endpoint": endpoint})
         elif line and line.path in OFFERED:
             named = {"client": line.client or NOBODY, "model": line.answered or line.model, "endpoint": endpoint}
-            requests.append(line.model_dump(exclude={"answered"}) | named)
+            requests.append(line.model_dump(exclude=NOT_KEPT) | named)
     database.insert("requests", requests)
     database.insert("counted", readings)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from pydantic import RootModel
 
+from scoring.names import PRODUCTION
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.store import Record
@@ -75,7 +76,7 @@ def names_of(candidates: Collection[str], model: str, published: str) -> dict[st
         short = "-".join(other[len([*common]) :] or other)[-LONGEST_NAME:].strip("-")
         longer = "-".join([*_words(organization), short])[-LONGEST_NAME:].strip("-")
         choices = itertools.chain((short, longer), (f"{longer}-{number}" for number in itertools.count(2)))
-        names[next(name for name in choices if name not in {*FORMATS, published, *names})] = text
+        names[next(name for name in choices if name not in {*FORMATS, PRODUCTION, published, *names})] = text
     return names
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from scoring.metrics import odds
-from scoring.names import REFERENCE, Outcome
+from scoring.names import REFERENCE, Outcome, Promotion
 from scoring.results import Change, Comparison, Divergence, More
 from stages.parts.base.serving_settings import Recipe
 from stages.parts.base.store import Record
@@ -140,6 +140,31 @@ class Candidate(Record):
         return "–" if self.chance is None else odds(self.chance)
 
 
+class Standing(Record):
+    """The winner compared with the release that is in production, by which it takes that one's place or does not."""
+
+    release: str
+    relation: Literal["better", "equivalent", "open", "worse", "unmeasured"]
+    """better: worse in nothing by more than the margins, and better, beyond chance. equivalent: it differs by less than
+    the margins. worse: in something, by more than its margin. open: too few data to tell. unmeasured: the release could
+    not be measured beside the winner."""
+    reasons: tuple[str, ...] = ()
+    """What is worse or, if nothing is, what is not shown."""
+    change: dict[str, Change] = Field(default_factory=dict)
+    """The change of each metric from the release's."""
+    losses: tuple[Loss, ...] = ()
+    """Of the release's score, task by task."""
+    forced: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether a person wanted the winner published, however the two compare (``--force-publish``)."""
+
+    @property
+    def promotion(self) -> Promotion:
+        """What becomes of the winner."""
+        if self.forced:
+            return "promoted"
+        return {"better": "promoted", "equivalent": "equivalent"}.get(self.relation, "kept")  # type: ignore[return-value]
+
+
 class Production(Record):
     """``production_metrics.json``: which variant is in production, and why in detail."""
 
@@ -186,6 +211,8 @@ class Production(Record):
     anchor: str = Field(default="", exclude_if=lambda value: not value)
     """The variant with whose speed and memory the others are compared, because the reference was asked the questions
     only; absent if it was measured."""
+    standing: Standing | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent if nothing was in production, or the winner's run made that itself."""
     workload: dict[str, Any]
     recipe: Recipe | None = Field(default=None, exclude_if=lambda value: value is None)
     """The recipe by which the winner was measured and is served; absent if it has none."""
@@ -217,9 +244,20 @@ class Production(Record):
         return dict(self.workload.get("adapters", {}))
 
     @property
+    def promotion(self) -> Promotion:
+        """What becomes of the winner."""
+        return self.standing.promotion if self.standing else "promoted"
+
+    @property
     def headline(self) -> str:
         """The winner and the outcome in a few words, alike in all commands and pages."""
-        return f"{self.winner}: {self.meaning}"
+        stays = f"; {self.promotion}, so that {self.standing.release} stays" if self.standing else ""
+        return f"{self.winner}: {self.meaning}{stays if self.promotion != 'promoted' else ''}"
+
+    @property
+    def ended(self) -> str:
+        """The outcome and, if the winner does not take the place of what is in production, why not, in a word each."""
+        return self.outcome if self.promotion == "promoted" else f"{self.outcome}, {self.promotion}"
 
     @property
     def meaning(self) -> str:

@@ -222,9 +222,14 @@ class Side(Record):
     """that failed or came too late, as the rollout saw it;"""
     late: int = 0
     """that were answered, and far later than is typical."""
+    copies: int = 0
+    """Clients' requests of which the canary got copies, that ended at both releases, and of these: """
+    lost_copies: int = 0
+    """that failed at this release, or were not answered by the canary though the stable release did."""
     log_ttft: float = 0.0
     log_tpot: float = 0.0
-    """Sums of the logarithms of seconds, as the rollout measured them, over the pairs that both releases answered."""
+    """Sums of the logarithms of seconds over the pairs that both releases answered, as the rollout measured them, or
+    Envoy did of copies."""
 
 
 class Slice(Record):
@@ -232,7 +237,8 @@ class Slice(Record):
 
     seconds: float
     pairs: int = 0
-    """Requests that were sent to both releases at the same moment, and that both answered."""
+    """Requests that were sent to both releases at the same moment, and that both answered; of copies, those that both
+    streamed after as much of the prompt."""
     canary: Side = Side()
     stable: Side = Side()
 
@@ -277,6 +283,8 @@ class Act(Record):
     """The OS user, or the user that the cluster knows."""
     what: Literal["began", "approved", "gave up"]
     at: datetime
+    reason: str = ""
+    """Why, if the person gave a reason."""
 
 
 class Journal(Record):
@@ -295,7 +303,7 @@ class Journal(Record):
     settings: Rollout
     """The settings at its beginning: a later call does not change a plan under way."""
     steps: tuple[int, ...]
-    """Percentages; empty where nothing is compared."""
+    """Percentages; empty where nothing is compared. 0: the canary gets copies."""
     state: RolloutState = "deploying"
     step: int = 0
     reason: str = ""
@@ -336,6 +344,28 @@ class Journal(Record):
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def copied(self) -> int:
+        """The share of the clients' requests of which the canary gets copies, or is about to."""
+        copying = self.steps[:1] == (0,) and self.percent == 0
+        states = ("shifting", "observing", "awaiting approval")
+        return self.settings.mirror.percent if self.settings.mirror and copying and self.state in states else 0
+
+    @property
+    def share(self) -> str:
+        """What the canary gets, in words."""
+        return f"copies of {self.copied} %" if self.copied else f"{self.percent} %"
+
+    @property
+    def step_s(self) -> float:
+        """The shortest time of the present step."""
+        return self.settings.mirror.duration_s if self.settings.mirror and self.copied else self.settings.step_s
+
+    @property
+    def step_timeout_s(self) -> float:
+        """When the present step goes back without evidence."""
+        return max(self.settings.step_timeout_s, 2 * self.step_s if self.copied else 0.0)
 
     @property
     def percent(self) -> int:

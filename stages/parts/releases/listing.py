@@ -29,7 +29,8 @@ from stages.parts.releases.release import (
     numbered,
 )
 
-ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "earlier"]
+ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "kept", "earlier"]
+"""kept: no client got it yet, because it was not shown to be better than what is in production."""
 
 
 class MoveSummary(OneMove):
@@ -93,6 +94,8 @@ def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSumm
             return "candidate"
         if name == split.standby:
             return "standby"
+        if name not in last and name > (current_release(store) or name):
+            return "kept"
         return "rolled back" if last.get(name) == "rolled back" else "earlier"
 
     return [

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ConfigDict, Field
 
+from scoring.names import PRODUCTION
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.serving_settings import PINNED, AskedServing, Recipe, Serving
+from stages.parts.base.serving_settings import PINNED, AskedServing, ProductionServing, Recipe, Serving
 from stages.parts.base.store import ModelStore, Record
 from stages.parts.base.workload import Slo
+from stages.parts.machine.hardware import Hardware, hardware
 from stages.parts.model.checkpoint import config_in, stated
+from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Engine
 from stages.parts.records.production import Production
-from stages.parts.releases.release import METRICS
-from stages.parts.vllm.arguments import value_of
+from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.release import METRICS, current_release
+from stages.parts.vllm.arguments import installed_version, value_of
 from stages.parts.vllm.parsers import REASONING_PARSER, TOOL_PARSER, chat_model, chosen_parsers
 from stages.parts.vllm.sizing import startup_s
 
@@ -34,8 +40,15 @@ class MeasuredWith(Record):
 
     engine: Engine | None = None
     recipe: Recipe | None = None
+    winner: str = ""
+    hardware: Hardware | None = None
     prompt_tokens_per_s: float | None = None
     workload: dict[str, Any] = Field(default={})
+
+    @classmethod
+    def of(cls, release: Path) -> MeasuredWith:
+        """Read it, by the release's folder; what is damaged says nothing."""
+        return cls.read_if_intact(release / METRICS) or cls()
 
     @property
     def read_in_time(self) -> float | None:
@@ -57,6 +70,47 @@ def alike(store: ModelStore, release: str, decision: Production) -> bool:
     except DamagedModel:
         return False
     return measured.recipe == decision.recipe and measured.workload.get("adapters", {}) == decision.adapters
+
+
+def in_production(store: ModelStore) -> ProductionServing | None:
+    """Say which release is in production, and how it is served beside a run's variants; None if there is none."""
+    release = current_release(store)
+    return ProductionServing(release=release, recipe=_of_production(store).recipe) if release else None
+
+
+def moved_stack(store: ModelStore) -> str:
+    """Say that engine or hardware are no longer those that the release in production was measured on; empty if they
+    are, or if that is not known."""
+    measured = _of_production(store)
+    engine, machine = measured.engine, measured.hardware
+    if engine is None or machine is None:
+        return ""
+    here, installed = hardware(), installed_version("vllm").partition("+")[0]
+    before, now = (", ".join(dict.fromkeys(each.gpus)) or each.cpu for each in (machine, here))
+    pairs = {f"vLLM {engine.version.partition('+')[0]}": f"vLLM {installed}", before: now}
+    moved = {was: present for was, present in pairs.items() if was != present}
+    was, present = " and ".join(moved), " and ".join(moved.values())
+    text = f"{current_release(store)}, which is in production, was measured on {was}, and here is {present}"
+    return text if moved else ""
+
+
+def _of_production(store: ModelStore) -> MeasuredWith:
+    return MeasuredWith.of(store.optimized(PRODUCTION))
+
+
+def row_of_production(store: ModelStore, names: Iterable[str], serving: Serving) -> str:
+    """Name the candidate that is what is in production: one of the *names* that was made of the present base, with the
+    same weights and recipe; otherwise the release itself."""
+    base = Acquired.read_if_intact(store.base / ACQUIRED)
+    released = Variant.read_if_intact(store.optimized(PRODUCTION) / VARIANT)
+    recipe = serving.recipe_of(PRODUCTION)
+    for name in names:
+        variant, own = Variant.read_if_intact(store.optimized(name) / VARIANT), serving.recipe_of(name)
+        if name == PRODUCTION or not (base and released and variant) or variant.base_digest != base.digest:
+            continue
+        if variant.digest == released.digest and (own and own.changes) == (recipe and recipe.changes):
+            return name
+    return PRODUCTION
 
 
 def pinned(store: ModelStore, asked: AskedServing, release: str | None) -> Serving:

@@ -43,6 +43,9 @@ CANDIDATE_METRICS: Final = "candidate_metrics.json"
 METRICS: Final = "production_metrics.json"
 PROBES: Final = "probes.json"
 HISTORY: Final = "rollouts.jsonl"
+Place = Literal["production", "candidate", "unpublished"]
+"""What a new release becomes: what clients get, at once or once a rollout has tried it; or neither, because it is not
+shown to be better than what is in production."""
 MoveKind = Literal["publish", "rollout", "rollback", "settings"]
 """publish: select moved the link while nothing was served. settings: the same release, served with other settings."""
 
@@ -92,14 +95,13 @@ class Split:
     release, so that the canary gets all requests at once, and ``withdraw`` brings the stable release back."""
 
 
-def publish(store: ModelStore, decision: Production, *, wait: bool) -> Placement:
-    """Make the decision's release and name it the candidate or, without *wait*, production. Each step is atomic: a
-    crash leaves the old release in production. Raises DamagedModel if the winner's files are not what their manifest
-    says."""
+def publish(store: ModelStore, decision: Production, place: Place) -> Placement:
+    """Make the decision's release, and put it in its *place*. Each step is atomic: a crash leaves the old release in
+    production. Raises DamagedModel if the winner's files are not what their manifest says."""
     placement = make(store, decision)
     at_once = current_release(store) == decision.release  # the same winner, with newer measurements
     decision.write(store.production_metrics if at_once else store.path / CANDIDATE_METRICS)
-    settle(store, decision.release, wait=wait)
+    settle(store, decision.release, place)
     return placement
 
 
@@ -126,22 +128,23 @@ def make(store: ModelStore, decision: Production) -> Placement:
     return placement
 
 
-def settle(store: ModelStore, release: str, *, wait: bool) -> None:
-    """Make *release* production at once or, with *wait*, the candidate for the next rollout: a release is being served,
-    or will be next, and clients must not get another one without a rollout. If it is already in production, it stays
-    there, and there is no candidate any more."""
-    if current_release(store) == release:
+def settle(store: ModelStore, release: str, place: Place) -> None:
+    """Put *release* in its place: it is a candidate if a release is being served, or will be next, because clients must
+    not get another one without a rollout. If it is in production or unpublished, it stays so, and there is no candidate
+    any more."""
+    if current_release(store) == release or place == "unpublished":
         withdraw_candidate(store)
         return
     swap_link(store.path / CANDIDATE, Path("releases") / release)
-    if wait:
+    if place == "candidate":
         return
     promote_at_once(store, "publish", release, user(), "published while nothing was served")
 
 
 def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, reason: str) -> None:
     """Make *release* production, without a rollout, while nothing is served."""
-    began, former = Act(by=by, what="began", at=datetime.now().astimezone()), current_release(store)
+    began = Act(by=by, what="began", at=datetime.now().astimezone(), reason=reason)
+    former = current_release(store)
     promote(store, release)
     remember_at_once(store, kind, release, former, reason, began)
 

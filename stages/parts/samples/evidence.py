@@ -22,6 +22,7 @@ from scoring.estimate import Evidence
 from scoring.items import Items, growth
 from scoring.lead import Lead
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
+from scoring.names import PRODUCTION
 from scoring.results import Change, Divergence, divergence_measures
 from scoring.starts import Effects, comparable, log_means
 from scoring.units import GIB
@@ -70,11 +71,12 @@ class Gate:
     """How many times the items would settle what is unclear; infinite if no number would."""
 
 
-def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Evidence:
+def evidence_of(measured: Mapping[str, Measured], reference: str = "", criteria: Criteria | None = None) -> Evidence:
     """Gather the evidence of variants whose quality and load were measured, without those that were never started in a
     block with the reference, directly or through others: they can't be compared. Raise ValueError if the variants have
     no quality task in common, or no request that was answered. *reference*: the variant that the others are compared
-    with; by default the first. If it was asked only, the first of the others is loaded in its place."""
+    with; by default the first. If it was asked only, the first of the others is loaded in its place. *criteria*: those
+    by which the variants are judged against what is in production, if that is among them."""
     asked = reference if reference in measured and not measured[reference].samples.rounds else ""
     loaded = [name for name in measured if name != asked]
     logs = speeds([measured[name].samples for name in loaded])
@@ -83,7 +85,9 @@ def evidence_of(measured: Mapping[str, Measured], reference: str = "") -> Eviden
     answered = [*names, asked] if asked else names
     quality = mean_quality(list(qualities({name: measured[name].samples for name in answered}).values()))
     memory = np.array([measured[name].memory_bytes for name in names], dtype=float)
-    return Evidence(tuple(names), quality, Effects(logs[:, places]), memory, asked)
+    gates = gates_of_production(measured, criteria) if criteria else {}
+    standing = {name: gate.verdict for name, gate in gates.items()}
+    return Evidence(tuple(names), quality, Effects(logs[:, places]), memory, asked, standing)
 
 
 def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: Constraints) -> dict[str, Gate]:
@@ -117,6 +121,15 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
             )
         gates[name] = _gate(violated, losses.get(name, {}))
     return gates
+
+
+def gates_of_production(measured: Mapping[str, Measured], criteria: Criteria) -> dict[str, Gate]:
+    """Judge each variant by what it loses of what is in production, task by task, and how much longer its answers are;
+    none if that was not measured."""
+    if PRODUCTION not in measured:
+        return {}
+    beside = {name: Measured(variant.samples, variant.memory_bytes) for name, variant in measured.items()}
+    return gates_of(beside, criteria.model_copy(update={"reference": PRODUCTION}), Constraints())
 
 
 def qualities(samples: Mapping[str, Samples]) -> dict[str, Quality]:

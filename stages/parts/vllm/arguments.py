@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
-from stages.parts.machine.environment import user_cache
+from stages.parts.machine.environment import installed, user_cache
 from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpu_ids, gpus, hardware, processor
 from stages.parts.model.adapter import CONFIG, WEIGHTS, changed_layers, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees, stated
@@ -43,6 +42,8 @@ GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 TEXT_ONLY: Final = "--language-model-only"
 BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
+INTEL_OPENMP: Final = Path(sys.prefix) / "lib" / "libiomp5.so"
+"""Comes with vLLM's CPU build, which speculates slowly with PyTorch's own OpenMP, and says so."""
 TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
 """Every answer, and every event of a streamed one, tells the tokens that were used so far."""
 
@@ -126,10 +127,9 @@ def value_of(arguments: Sequence[str], name: str) -> str | None:
 
 def installed_version(tool: str, extra: str = "evaluate") -> str:
     """Find the version of *tool*, a package of our *extra*. Raises: ConfigError: it is not installed."""
-    try:
-        return importlib.metadata.version(tool)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{tool} is not installed", hint=f"pip install 'slipway[{extra}]'") from error
+    if not (version := installed(tool)):
+        raise ConfigError(f"{tool} is not installed", hint=f"pip install 'slipway[{extra}]'")
+    return version
 
 
 def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
@@ -152,10 +152,12 @@ def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
     return ",".join(map(str, cores)) if len(cores) > 1 else ONE_THREAD
 
 
-def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") -> dict[str, str]:
+def environment(api_key: str = "", binding: str = "", devices: str = "", *, speculates: bool = False) -> dict[str, str]:
     """vLLM's environment: offline, without usage statistics, with a cache of its own, and with the API key, which the
     process list does not show."""
     variables = dict(os.environ)
+    if speculates and INTEL_OPENMP.exists():
+        variables["LD_PRELOAD"] = f"{INTEL_OPENMP}:{variables.get('LD_PRELOAD', '')}".rstrip(":")
     # It counts whole GiB, and would override --kv-cache-memory-bytes.
     variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
     for secret in ("VLLM_API_KEY", "SLIPWAY_API_KEY", "SLIPWAY_USAGE_URL"):
@@ -178,8 +180,8 @@ def environment(api_key: str = "", binding: str = "", visible_gpus: str = "") ->
         variables |= {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     elif binding:
         variables[BINDING] = binding
-    if visible_gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = visible_gpus
+    if devices:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
     return variables
 
 

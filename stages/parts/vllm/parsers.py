@@ -43,12 +43,7 @@ class Form:
     """Tokens without which vLLM's parser refuses the tokenizer, and the server does not start."""
 
 
-DEEPSEEK_CALLS: Final = (
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-)
+DEEPSEEK_CALLS: Final = tuple(f"<｜tool▁{each}｜>" for each in ("calls▁begin", "calls▁end", "call▁begin", "call▁end"))
 PYTHON_TAG: Final = "<|python_tag|>"
 JSON_OF_LLAMA: Final = "dictionary of argument name and its value"
 LIST_OF_PYTHON: Final = "[func_name1(params_name1="

@@ -196,7 +196,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
             command = Contained(
                 spec.command(address, arguments),
                 output=output,
-                environment=environment(spec.api_key, binding, spec.gpus),
+                environment=environment(spec.api_key, binding, spec.gpus, speculates=bool(spec.settings.speculation)),
                 grace_s=GRACE_S + spec.drain_s,
             )
             server = Server(

@@ -4,7 +4,6 @@ recipes with it, and has a kernel for a variant's weights on this machine's proc
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import tempfile
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -24,6 +23,7 @@ from stages.parts.base.formats import FORMATS, Format, Kernel, why_failed
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import digest_of
+from stages.parts.machine.environment import installed
 from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.adapter import Adapter, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees
@@ -123,13 +123,7 @@ def missing_for_published(
 
 
 def missing_for_preset(
-    scheme: str,
-    config: Mapping[str, Any],
-    dtype: str = "auto",
-    *,
-    group_size: int,
-    allow_fallback: bool,
-    lora: bool = False,
+    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool, lora: bool
 ) -> str:
     """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors, with *lora* and
     adapters; empty if it can. Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
@@ -224,9 +218,7 @@ def _emulation(chosen: Iterable[object]) -> str:
 
 
 def _slow(what: str, kernel: str) -> str:
-    return (
-        f"vLLM computes {what} here with {kernel}, which is slow; optimize.allow_fallback=true measures it all the same"
-    )
+    return f"vLLM computes {what} here with {kernel}, which is slow; optimize.allow_fallback=true measures it"
 
 
 def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:
@@ -309,27 +301,20 @@ def _missing_on_gpu(kernel: Kernel, label: str) -> str | None:
 
 
 def refuse_unserved_family(described: Description, *, text_only: bool) -> None:
-    """Refuse, with UnusableModel, a model that neither vLLM nor Transformers has a class for that vLLM could serve, or
-    of a family with which vLLM is known to fail on a processor: whatever it is asked, or, unless *text_only*, when it
-    is shown a picture."""
+    """Refuse, with UnusableModel, a model for which neither vLLM nor Transformers has a class that vLLM can serve, or
+    with which, or with a picture shown to it unless *text_only*, vLLM is known to fail on a processor."""
     names = [str(name) for name in described.config.get("architectures") or ()]
-    if not set(names) & set(asked_once("classes", _classes_of_vllm)) and not any(
-        _served_by_transformers(name) for name in names
-    ):
-        version = installed_version("vllm")
+    if not set(names) & set(asked_once("classes", _classes_of_vllm)) and not any(map(_served_by_transformers, names)):
         raise UnusableModel(
-            f"vLLM {version} has no class for {' or '.join(names)}, and Transformers none that it takes",
+            f"vLLM {installed_version('vllm')} has no class for {' or '.join(names)}, and Transformers none it takes",
             hint="a newer vLLM may have it: https://docs.vllm.ai/en/latest/models/supported_models.html",
         )
     if serves_on_gpu():
         return
-    if why := why_failed(REFERENCE, described.config):
-        raise UnusableModel(f"vLLM does not serve it without a GPU: {why}", hint="run where there is a GPU")
-    if not text_only and (why := why_failed("picture", described.config)):
-        raise UnusableModel(
-            f"vLLM shows it no picture without a GPU: {why}",
-            hint="run where there is a GPU, or serve its language part: --set serving.text_only=true",
-        )
+    fails = why_failed(REFERENCE, described.config)
+    if why := fails or ("" if text_only else why_failed("picture", described.config)):
+        or_text = "" if fails else ", or serve its language part: --set serving.text_only=true"
+        raise UnusableModel(f"vLLM does not serve it without a GPU: {why}", hint=f"run where there is a GPU{or_text}")
 
 
 def refuse_without_torchvision(described: Description) -> None:
@@ -337,17 +322,13 @@ def refuse_without_torchvision(described: Description) -> None:
     import it, even to serve only their language part. Our lock has none, because PyPI's is built for CUDA."""
     if not sees(described.config):
         return
-    release, _, build = installed_version("torch").partition("+")
-    try:
-        installed = importlib.metadata.version("torchvision")
-    except importlib.metadata.PackageNotFoundError:
-        installed = ""
-    if not installed or (build == "cpu" and "+" not in installed):
+    (release, _, build), found = installed_version("torch").partition("+"), installed("torchvision")
+    if not found or (build == "cpu" and "+" not in found):
         fitting = f"0.{int(release.split('.')[1]) + 15}.*"  # https://github.com/pytorch/vision#installation
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise NotInstalled(
-            f"vLLM serves models that see with torchvision, and {installed or 'none'} is installed here"
-            + (", which is for CUDA" if installed else ""),
+            f"vLLM serves models that see with torchvision, and {found or 'none'} is installed here"
+            + (", which is for CUDA" if found else ""),
             hint=f"uv pip install --no-deps 'torchvision=={fitting}'{index}",
         )
 

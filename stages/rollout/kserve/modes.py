@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from stages.parts.cluster.kinds import Kind, Object
@@ -43,6 +45,8 @@ class Mode:
     """Raises NotInstalled or ConfigError if the mode can't work on a cluster: what is missing, and what to do."""
     render: Callable[[KServeEndpoint, Mapping[str, int]], list[Object]]
     """The objects that a rollout applies at these percentages by release, the stable release's first."""
+    copies: bool = False
+    """Whether a canary can get copies of requests: the route is the rollout's own."""
     movable: bool = False
     """Whether a model can be moved from and to this mode: its routes belong to a gateway that others share."""
     needs_runtime: bool = True
@@ -59,8 +63,23 @@ def all_modes() -> list[Mode]:
     return [mode_named(name) for name in MODES]
 
 
-def render(endpoint: KServeEndpoint, release: str, stable: str | None, mode: str, percent: int) -> list[Object]:
-    """Render, without a cluster, all objects while *release* has *percent* % of the traffic beside *stable*, or all of
-    it if *stable* is None. Gateway and domain, where a mode names them, are KServe's defaults. Raises ConfigError if
-    an argument for vLLM can't be passed through KServe."""
-    return mode_named(mode).render(endpoint, {stable: 100 - percent, release: percent} if stable else {release: 100})
+def render(
+    endpoint: KServeEndpoint, release: str, stable: str | None, mode: str, percent: int, copied: int = 0
+) -> list[Object]:
+    """Render, without a cluster, all objects while *release* has *percent* % of the traffic beside *stable*, or copies
+    of *copied* % of it, or all of it if *stable* is None. Gateway and domain, where a mode names them, are KServe's
+    defaults. Raises ConfigError if an argument for vLLM can't be passed through KServe, or the mode can't copy."""
+    if copied and not mode_named(mode).copies:
+        raise ConfigError(f"rollout.mirror: mode {mode} can't copy requests", hint="--mode route can")
+    objects = mode_named(mode).render(endpoint, {stable: 100 - percent, release: percent} if stable else {release: 100})
+    for route in (body for body in objects if copied and stable and body["kind"] == "HTTPRoute"):
+        add_copies(route, copied)
+    return objects
+
+
+def add_copies(route: Object, percent: int) -> None:
+    """Let the last backend of a route's rule get copies of *percent* % of its requests (Gateway API 1.3 or newer)."""
+    (rule,) = route["spec"]["rules"]
+    backend = {key: value for key, value in rule["backendRefs"][-1].items() if key != "weight"}
+    mirror: dict[str, Any] = {"backendRef": backend} | ({"percent": percent} if percent < 100 else {})
+    rule["filters"] = [{"type": "RequestMirror", "requestMirror": mirror}]

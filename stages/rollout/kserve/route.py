@@ -9,10 +9,10 @@ from typing import Final
 from stages.parts.base.errors import ConfigError, Conflict
 from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.applied import HTTP_ROUTES, SERVICES, refuse_foreign, shares
+from stages.rollout.kserve.applied import HTTP_ROUTES, SERVICES, lacking, refuse_foreign, shares
 from stages.rollout.kserve.autoscaling import scaled_objects
 from stages.rollout.kserve.detect import as_configured
-from stages.rollout.kserve.modes import Mode
+from stages.rollout.kserve.modes import Mode, add_copies
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, revision_of
 from stages.rollout.kserve.standard import NAMES
 from stages.rollout.kserve.target import ServicePerReleaseTarget, check_reconciled
@@ -130,10 +130,21 @@ class RouteTarget(ServicePerReleaseTarget):
             self.objects.remove(HTTP_ROUTES, route_name(self.endpoint))
             self.wait_for_propagation("", 0)
 
+    def copy(self, release: str, percent: int) -> None:
+        stable = self.stable_beside(release)
+        body = self._route_with({stable: 100, release: 0})
+        add_copies(body, percent)
+        self.objects.apply(HTTP_ROUTES, body, self._route())
+        shares = {self.deployment(stable): 100.0, self.deployment(release): 0.0}
+        self.objects.wait_until(lambda: lacking(self._route(), shares), f"copies of {percent} % to {release}")
+        self.wait_for_propagation("", 0)
+
     def request_shares(self, percent: Mapping[str, int], *, back: bool) -> None:
+        self.objects.apply(HTTP_ROUTES, self._route_with(percent), self._route(), back=back)
+
+    def _route_with(self, percent: Mapping[str, int]) -> Object:
         weights = [(self.deployment(release), self._port(release), part) for release, part in percent.items()]
-        body = http_route(self.endpoint, self.installation.gateway, self.hostname, weights)
-        self.objects.apply(HTTP_ROUTES, body, self._route(), back=back)
+        return http_route(self.endpoint, self.installation.gateway, self.hostname, weights)
 
     def requested_shares(self, services: Mapping[str, Object]) -> Mapping[str, float] | None:
         if (route := self._route()) is None:
@@ -175,5 +186,6 @@ MODE = Mode(
     suits=lambda setup: setup.default_mode in NAMES,
     check=lambda setup: setup.require(HTTP_ROUTES),
     render=render,
+    copies=True,
     movable=True,
 )

@@ -9,7 +9,7 @@ import contextlib
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,6 +26,7 @@ from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, release_of, revision_of
 from stages.rollout.kserve.release_pods import Pods
+from stages.rollout.slices import CopiedRequest
 from stages.rollout.target import Replicas, Target, needed, tried_already
 
 UNRECONCILED_S: Final = 60.0
@@ -116,6 +117,16 @@ class KServeTarget(Target):
 
     def neighbours(self, release: str) -> list[str]:
         return self.pods.neighbours(release)
+
+    def cannot_copy(self) -> str:
+        mode = mode_named(self.installation.mode)
+        return "" if mode.copies else f"KServe's own routes in mode {mode.name} can't copy requests; mode route can"
+
+    def copy(self, release: str, percent: int) -> None:
+        raise NotImplementedError  # refused by cannot_copy
+
+    def copies(self, release: str) -> Sequence[CopiedRequest]:  # noqa: ARG002
+        return ()  # a gateway does not report single requests: the servers' counters and the pairs have to tell
 
     def apply_companions(self, release: str, deployment: str, service: Object) -> None:
         """Apply what belongs to a release's Deployment beside *service*: the budget, and perhaps its autoscaler."""
@@ -227,13 +238,18 @@ class ServicePerReleaseTarget(KServeTarget):
             self.remove_service(other)
         return services
 
-    def shift(self, release: str, percent: int) -> None:
+    def stable_beside(self, release: str) -> str:
+        """Find the stable release; raise Conflict unless *release* is its canary."""
         self.service(release)
         stable = self.stable_of(self.services())
-        if stable in (None, release):
+        if stable is None or stable == release:
             raise Conflict(f"{release} is not the canary of {self.endpoint.store.model}", hint=AGAIN)
+        return stable
+
+    def shift(self, release: str, percent: int) -> None:
+        stable = self.stable_beside(release)
         if not (self.has_propagated(release, percent) and self.split() == Split(stable, release, percent)):
-            self.weigh({str(stable): 100 - percent, release: percent})
+            self.weigh({stable: 100 - percent, release: percent})
             self.wait_for_propagation(release, percent)
 
     def promote(self, release: str) -> None:

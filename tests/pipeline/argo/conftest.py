@@ -64,8 +64,8 @@ def argo(installed: KubernetesServer) -> WorkflowController:
     """Everything succeeds, unless the test changes the script; of the variants only those of the demo are made."""
     made = dict.fromkeys(quantized_formats(), "false") | {"awq": "true", "gptq": "true", "fetch": "false"}
     checked = Outcome(outputs={**made, "variants": "fp16,awq,gptq"})
-    deployed = Outcome(outputs={"compared": "true"})
-    return WorkflowController(installed, {"check": [checked], "deploy": [deployed]})
+    selected, deployed = Outcome(outputs={"promotion": "promoted"}), Outcome(outputs={"compared": "true"})
+    return WorkflowController(installed, {"check": [checked], "select": [selected], "deploy": [deployed]})
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from tests.pipeline.argo.argo_bench import environment_of
 
 
 def test_a_run_is_followed_shown_listed_and_its_logs_and_report_read(argo, slipway):
-    argo.script["select"] = [Outcome(outputs={"winner": "awq", "reason": "awq is best", "release": "1-awq"})]
+    selected = {"winner": "awq", "promotion": "promoted", "reason": "awq is best", "release": "1-awq"}
+    argo.script["select"] = [Outcome(outputs=selected)]
     ended = slipway("run", "org/name", "--engine", "argo", "--json")
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)

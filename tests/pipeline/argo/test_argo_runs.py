@@ -60,7 +60,8 @@ def once_acquire_runs(seen: Seen, action: Callable[[], object]) -> None:
 
 def test_a_run_is_followed_task_by_task_to_its_winner(argo: WorkflowController, cluster, given, seen):
     argo.script["resolve"] = [Outcome(cached=True, outputs={"commit": "abc"})]
-    argo.script["select"] = [Outcome(outputs={"winner": "awq", "reason": "awq is best", "release": "1-awq"})]
+    selected = {"winner": "awq", "promotion": "promoted", "reason": "awq is best", "release": "1-awq"}
+    argo.script["select"] = [Outcome(outputs=selected)]
     argo.script["serve"] = [Outcome(outputs={"url": "http://models.example"})]
     run = ended(cluster, given, seen)
     assert run.state.phase == "Succeeded"
@@ -417,6 +418,17 @@ def test_without_serving_nothing_is_rolled_out(argo, cluster, given, seen):
     assert (run.state.phase, phases["select"]) == ("Succeeded", "Succeeded")
     names = ("deploy", "canary-10", "canary-50", "canary-90", "approve", "canary-100", "serve")
     assert [phases[name] for name in names] == ["Skipped", *["Omitted"] * 6]
+
+
+@pytest.mark.parametrize("promotion", ["kept", "equivalent"])
+def test_a_winner_that_is_not_better_than_what_serves_is_not_rolled_out(argo, cluster, given, seen, promotion):
+    argo.script["select"] = [Outcome(outputs={"outcome": "decided", "promotion": promotion})]
+    run = ended(cluster, given, seen)
+    phases = {node.name: node.phase for node in run.state.nodes}
+    assert (run.state.phase, phases["select"], phases["deploy"]) == ("Succeeded", "Succeeded", "Skipped")
+    assert {phases[name] for name in ("canary-10", "approve", "canary-100", "serve")} == {"Omitted"}
+    assert run.outcome == f"decided, {promotion}"
+    assert run.report().document["promotion"] == promotion
 
 
 def test_a_step_that_fails_ends_the_rollout(argo, cluster, given, seen):

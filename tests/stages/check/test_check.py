@@ -328,7 +328,7 @@ def test_a_model_that_sees_is_refused_with_the_command_that_brings_what_it_needs
     ("model", "said"),
     [
         ("narrow-experts", "vLLM's CPU build has no 16-bit kernel for experts of 48 × 64 here"),
-        ("unknown", "has no class for ANewLlamaForCausalLM, and Transformers none that it takes"),
+        ("unknown", "has no class for ANewLlamaForCausalLM, and Transformers none it takes"),
         (
             "jamba",
             "vLLM does not serve it without a GPU: with a small jamba model it failed: IndexError: Dimension out",
@@ -346,7 +346,7 @@ def test_a_model_that_the_installed_vllm_cannot_serve_is_refused(stages: Stages,
 def test_without_a_gpu_a_family_whose_pictures_fail_is_served_by_its_language_part_alone() -> None:
     config = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {}}
     described = Description("org/name", None, config, None)
-    with pytest.raises(UnusableModel, match="shows it no picture without a GPU: with a small llama4 model") as refused:
+    with pytest.raises(UnusableModel, match="without a GPU: with a small llama4 model it failed") as refused:
         refuse_unserved_family(described, text_only=False)
     assert refused.value.hint.endswith("--set serving.text_only=true")
     refuse_unserved_family(described, text_only=True)

@@ -59,6 +59,9 @@ def test_the_title_names_the_winner_and_the_description_why() -> None:
     shown = told("org/name", "Succeeded", {"decision": DECISION, "outcomes": []}, "x/report.html")
     assert shown[TITLE] == "org/name → int8"
     assert shown[DESCRIPTION].startswith("**int8** (decided): int8 is 1.2 times as fast as fp16\n\n")
+    kept = DECISION | {"standing": {"release": "1-awq", "relation": "worse"}}
+    told_kept = told("org/name", "Succeeded", {"decision": kept, "outcomes": []}, "x/report.html")
+    assert told_kept[TITLE] == f"{shown[TITLE]}, kept"
     failed = told("org/name", "Failed", {"decision": None, "outcomes": [FAILED]}, "x/report.html")
     assert failed[TITLE] == "org/name (failed)"
     assert failed[DESCRIPTION].startswith("**Failed**: acquire: org/name is gated\n\n")

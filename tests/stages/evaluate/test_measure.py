@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from scoring.units import MIB
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.base.program import RUN_VARIABLE, outcomes
 from stages.parts.base.serving_settings import Speculation
@@ -24,6 +25,7 @@ from stages.parts.machine.lock import LOCK_VARIABLE, alone
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.lines import AccuracyItem, read_samples
 from stages.parts.vllm.arguments import BINDING
+from stages.parts.vllm.sizing import SERVER_BYTES
 from tests.adapters import acquired
 from tests.extras import need
 from tests.samples import outcome, samples_path
@@ -397,6 +399,16 @@ def test_without_room_the_next_server_starts_after_the_one_before_has_ended(stor
     said = evaluate(store, "fp16,b", serving={"kv_cache_mib": 10**8})
     assert said.returncode == 0, said.stderr
     assert done(store)[:5] == ["start fp16", "quality fp16 0-99", "quality fp16 100-999", "load fp16 0", "start b"]
+
+
+def test_of_three_servers_two_stand_side_by_side_where_two_fit(store: ModelStore) -> None:
+    for name in ("fp16", "b", "c"):
+        stand_in_variant(store, name)
+    two_fifths_mib = psutil.virtual_memory().available * 2 // 5 // MIB
+    said = evaluate(store, "fp16,b,c", serving={"kv_cache_mib": two_fifths_mib - SERVER_BYTES // MIB})
+    assert said.returncode == 0, said.stderr
+    first = done(store)
+    assert first.index("start b") < first.index("load fp16 0") < first.index("start c")
 
 
 def test_on_several_gpus_servers_run_side_by_side_each_on_its_own(store: ModelStore, tmp_path: Path) -> None:

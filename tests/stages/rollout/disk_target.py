@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from stages.parts.records.rollout import LOCAL, Counters
 from stages.parts.releases.release import Split
 from stages.parts.vllm.client import http
 from stages.parts.vllm.prometheus import read_counters
+from stages.rollout.slices import CopiedRequest
 from stages.rollout.target import Replicas
 
 SERVER = Path(__file__).with_name("release_server.py")
@@ -94,6 +95,16 @@ class DiskTarget:
             if found["canary"] != release:
                 raise Conflict(f"{release} is not the canary")
             self._write(found | {"percent": percent})
+
+    def cannot_copy(self) -> str:
+        return "a disk copies nothing" if (self.folder / "copies nothing").exists() else ""
+
+    def copy(self, release: str, percent: int) -> None:
+        with self._noted("copy", percent):
+            self._write(self._read() | {"percent": 0})
+
+    def copies(self, release: str) -> Sequence[CopiedRequest]:
+        return ()
 
     def promote(self, release: str) -> None:
         with self._noted("promote"):

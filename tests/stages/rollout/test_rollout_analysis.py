@@ -84,7 +84,9 @@ def look(
     window = Window(canary=NOTHING, stable=NOTHING, slices=tuple(within))
     counters = canary or told(100), stable or told(100)
     now = datetime.now(UTC)
-    journal = cast(Journal, SimpleNamespace(percent=percent, windows=1, observed=earlier, settings=SETTINGS))
+    fields = {"percent": percent, "windows": 1, "observed": earlier, "settings": SETTINGS}
+    fields["copied"] = 0 if percent else 100
+    journal = cast(Journal, SimpleNamespace(**fields))
     return analyse(Observation(journal, window, *counters, agreement, 60, now, slo))
 
 
@@ -334,3 +336,14 @@ def test_prompts_are_as_long_as_those_of_clients() -> None:
     assert prompt_tokens(counted, counted.model_copy(update={"prompt_tokens": 1000.0})) == 200
     assert prompt_tokens(NOTHING, NOTHING) == FEWEST_PROMPT_TOKENS
     assert prompt_tokens(counted.model_copy(update={"prompt_tokens": 1e6})) == MOST_PROMPT_TOKENS
+
+
+def test_lost_copies_roll_back_once_they_are_known_well() -> None:
+    worse = slices(copies=20, lost_copies=4)
+    for number, part in enumerate(worse):
+        worse[number] = part.model_copy(update={"stable": part.stable.model_copy(update={"copies": 20})})
+    found = look(worse, percent=0)
+    assert found.verdict == "rollback"
+    assert [check.name for check in found.checks if check.verdict == "fail"] == ["copies"]
+    assert look(worse[:6], percent=0).verdict == "inconclusive", "a burst may be more than it seems"
+    assert not [check for check in look(worse).checks if check.name == "copies"]

@@ -59,6 +59,9 @@ class Completions(BaseHTTPRequestHandler):
         self.reply(json.dumps({"object": "list", "data": []}), "application/json")
 
     def do_POST(self) -> None:
+        if self.server.hangs:
+            self.server.asked.append(dict(self.headers.items()))
+            self.server.go_on.wait(60)
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(dict(self.headers.items()))
         if asked.get("prompt") == "wait":
@@ -98,6 +101,7 @@ class Upstream(ThreadingMixIn, UnixStreamServer):
     def __init__(self, path: str) -> None:
         super().__init__(path, Completions)
         self.asked: list[dict[str, str]] = []
+        self.hangs = False
         self.waiting, self.go_on = threading.Semaphore(0), threading.Event()
 
 

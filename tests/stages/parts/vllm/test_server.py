@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import LIMIT, core_parts, cpu_dtype, processor
 from stages.parts.vllm.arguments import (
     BINDING,
+    INTEL_OPENMP,
     ONE_THREAD,
     core_binding,
     engine_arguments,
@@ -116,6 +119,23 @@ def test_settings_become_arguments_and_variables_that_override_them_are_removed(
         "--enforce-eager",
     ]
     assert not {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"} & environment().keys()
+
+
+@pytest.mark.skipif(not INTEL_OPENMP.exists(), reason="vLLM's build for GPUs comes without it")
+def test_a_server_that_speculates_on_a_processor_gets_intels_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/own.so")
+    assert environment()["LD_PRELOAD"] == "/own.so"
+    preloaded = environment(speculates=True)["LD_PRELOAD"]
+    assert preloaded == f"{INTEL_OPENMP}:/own.so"
+    libraries = "print([line for line in open('/proc/self/maps') if 'libiomp5' in line])"
+    ran = subprocess.run(
+        [sys.executable, "-c", libraries],
+        env={"LD_PRELOAD": str(INTEL_OPENMP)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(INTEL_OPENMP) in ran.stdout
 
 
 @pytest.mark.skipif(processor() is None, reason="the arithmetic is chosen on x86 processors alone")
