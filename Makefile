@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -128,6 +128,9 @@ bench-choice: $(INSTALLED) ## how often the choice is right, simulated with know
 
 bench-canary: $(INSTALLED) ## how often a rollout decides rightly, simulated with known truth
 	$(BIN)/python -m benchmarks.canary
+
+bench-watch: $(INSTALLED) ## how often watching an endpoint raises a false alarm, and how late it notices a change, simulated
+	$(BIN)/python -m benchmarks.watch
 
 bench-decision: $(INSTALLED) ## whether ten repeated measurements of the demo's variants give the same decision
 	$(BIN)/python -m benchmarks.repeatability --store .slipway --model slipway/demo-llama --config benchmarks/repeatability.yaml \

@@ -22,6 +22,7 @@ from pipeline.commands import (
     signing,
     store,
     usage,
+    watch,
 )
 from pipeline.commands.options import Commands, print_result
 from pipeline.runs.engine import Printout
@@ -60,7 +61,7 @@ def options(
         context.fail("--json belongs after the command." if as_json else "Missing command.")
 
 
-for module in (runs, plan, releases, rollout, decisions, signing, usage, clients, store, drill, cluster, events):
+for module in (runs, plan, releases, rollout, watch, decisions, signing, usage, clients, store, drill, cluster, events):
     app.add_typer(module.commands)
 app.add_typer(releases.release_commands)
 

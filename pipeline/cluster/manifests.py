@@ -1,6 +1,6 @@
 """The manifests of each platform: the workflow, its volume, locks, rights and limits.
 
-``manifests/base`` is the platform ``cluster``: some files are written by hand, three are generated from
+``manifests/base`` is the platform ``cluster``: some files are written by hand, four are generated from
 ``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds only the differences, as patches generated
 from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` works without Slipway;
 ``documents`` returns the same objects without kubectl.
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline.cluster import gateway, store_commands
+from pipeline.cluster import gateway, store_commands, watching
 from pipeline.cluster import objects as cluster_objects
 from pipeline.settings.config import RunConfig, load, names
 from pipeline.settings.platform import ClientSettings
@@ -64,6 +64,7 @@ def documents_of(config: RunConfig) -> list[Object]:
         *cluster_objects.of(config.platform, cluster),
         workflow_template(config),
         *store_commands.of(config),
+        *watching.of(config),
         *(gateway.of(namespace, cluster.clients) if cluster.clients else []),
     ]
     return list({_identity(body): body for body in objects}.values())
@@ -113,6 +114,7 @@ def files() -> dict[Path, str]:
         "platform.yaml": cluster_objects.of(shared.platform, shared.cluster),
         "workflow.yaml": [workflow_template(shared)],
         "commands.yaml": store_commands.of(shared),
+        "watch.yaml": watching.of(shared),
     }
     base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
     image = shared.platform.image_of("resolve")

@@ -4,10 +4,11 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, WorkflowTemplate, models
+from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, SecretEnv, Task, WorkflowTemplate, models
 
 from pipeline.cluster.objects import labelled
 from pipeline.settings.config import RunConfig
@@ -23,6 +24,7 @@ INSTALLED: Final = f"{NAME}-settings"
 """The ConfigMap with the settings that hold unless a command brings its own."""
 KEY: Final = "config"
 SETTINGS: Final = "/settings/config.yaml"
+PROGRAM: Final = ("python", "-m", "pipeline")
 PARSED: Final = "import json, sys; from pipeline.cli import main; sys.argv[1:] = json.loads(sys.argv[1]); main()"
 MODEL: Final = Parameter(name="model", description="a model that a run has published, such as org/name")
 
@@ -33,7 +35,7 @@ class StoreCommand:
     description: str
     arguments: tuple[str, ...]
     parameters: tuple[Parameter, ...] = (MODEL,)
-    program: tuple[str, ...] = ("python", "-m", "pipeline")
+    program: tuple[str, ...] = PROGRAM
 
 
 COMMANDS: Final = (
@@ -72,31 +74,49 @@ def of(config: RunConfig) -> list[Object]:
     return [settings, *(_template(command, config.platform) for command in COMMANDS)]
 
 
+def settings_parameter() -> Parameter:
+    """Return the parameter of a workflow with the settings of its commands."""
+    default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
+    return Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
+
+
+def container_of(
+    platform: Platform,
+    name: str,
+    arguments: Sequence[str],
+    *,
+    stage: str = "rollout",
+    program: Sequence[str] = PROGRAM,
+    inputs: Sequence[Parameter] = (),
+    env: Sequence[SecretEnv] = (),
+) -> Container:
+    """Make the template of a command, with the rights of a *stage*. It is not tried again: a second rollback would go
+    back by one release more."""
+    asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
+    return Container(
+        name=name,
+        image=platform.image_of("rollout"),
+        command=list(program),
+        args=list(arguments),
+        env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, *env],
+        inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config")), *inputs],
+        outputs=[pods.output(PRINTED, default="")],
+        volume_mounts=pods.mounts(asks, platform),
+        termination_message_policy="FallbackToLogsOnError",
+        **pods.of_stage(stage, asks, platform, metrics=False),
+    )
+
+
 def _template(command: StoreCommand, platform: Platform) -> Object:
     title = " ".join(word for word in ("slipway", *command.arguments[:2]) if "{{" not in word)
     run_title = " ".join(("slipway", *command.arguments))
-    default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
-    config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
     about, of_run = (titled(text, command.description) for text in (title, run_title))
     with WorkflowTemplate(
-        arguments=[*command.parameters, config],
+        arguments=[*command.parameters, settings_parameter()],
         **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
     ) as template:
-        asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
-        # It is not tried again: a second rollback would go back by one release more.
-        Container(
-            name=COMMAND,
-            image=platform.image_of("rollout"),
-            command=list(command.program),
-            args=list(command.arguments),
-            env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY],
-            inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
-            outputs=[pods.output(PRINTED, default="")],
-            volume_mounts=pods.mounts(asks, platform),
-            termination_message_policy="FallbackToLogsOnError",
-            # With the rights of a rollout, and what it may reach.
-            **pods.of_stage("rollout", asks, platform, metrics=False),
-        )
+        # With the rights of a rollout, and what it may reach.
+        container_of(platform, COMMAND, command.arguments, program=command.program)
         with DAG(name="pipeline"):
             Task(name=COMMAND, template=COMMAND)
     compiled: Object = template.to_dict()

@@ -61,6 +61,8 @@ class LocalRun:
         if self.decision:
             parts += ["", score_table(self.decision), "", self.decision.reason, *self.decision.notes]
         if self.written:
+            if watched := self.written.watched:
+                parts += [f"watched: {watched.text}; {watched.last.verdict}: {watched.last.text}"]
             parts += [f"report: {self.page}"]
         report = self.written and self.written.model_dump(mode="json")
         return Printout({"run": self.state.model_dump(mode="json"), "report": report}, Group(*parts))

@@ -33,7 +33,7 @@ CERTIFICATES_MOUNT: Final = "/etc/slipway"
 TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
-ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve")
+ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve") | {"watch": "slipway-watch"}
 """The service accounts of the stages that talk to the cluster."""
 STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Autoscalers must not evict hours of work to save a node."""

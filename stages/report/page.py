@@ -11,17 +11,18 @@ from typing import Any, Final
 from scoring.metrics import METRICS
 from scoring.names import REFERENCE
 from stages.parts.base import program
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, write_text
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.records.watch import Watched, seen, watched
 from stages.parts.releases.release import CANDIDATE_METRICS
 from stages.report import load, provenance, quality, scores
 from stages.report.cells import Fact, Variants, percent
 from stages.report.load import predictions
 from stages.report.plots import COLORS
-from stages.report.run_report import RunReport
+from stages.report.run_report import JSON, RunReport
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 HTML: Final = "report.html"
@@ -62,6 +63,17 @@ def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production 
     return next((decision for decision in stored if decision and decision.key == selected.key), None)
 
 
+def renew(store: ModelStore, release: str) -> None:
+    """Write the reports of the runs that chose a release anew, with what has been seen of it since."""
+    summed = watched(seen(store).of(release))
+    for path in store.runs.glob(f"*/{JSON}"):
+        report = RunReport.read_if_intact(path)
+        if report and report.decision and report.decision.release == release:
+            report = report.model_copy(update={"watched": summed})
+            report.write(path)
+            write_text(path.with_name(HTML), render(report))
+
+
 def render(report: RunReport) -> str:
     """Render the page's HTML."""
     import jinja2
@@ -75,6 +87,17 @@ def render(report: RunReport) -> str:
     )
     environment.filters["percent"] = percent
     return environment.get_template("report.html.jinja").render(contents(report))
+
+
+def in_production(watched: Watched | None) -> list[Fact]:
+    """Say what was seen of the release in production: how it was last, and the last alarms."""
+    if watched is None:
+        return []
+    looks = [("last look", watched.last, ""), *(("alarm", look, "failed") for look in reversed(watched.alarms))]
+    facts = [
+        Fact(f"{name} {look.at:%Y-%m-%d %H:%M}", f"{look.verdict}. {look.text}", css=css) for name, look, css in looks
+    ]
+    return [Fact("watched", watched.text), *facts]
 
 
 def contents(report: RunReport) -> dict[str, Any]:
@@ -102,6 +125,7 @@ def contents(report: RunReport) -> dict[str, Any]:
         "colors": range(COLORS),
         "left_out": [Fact(each.variant, each.reason) for each in report.outcomes if each.result == "left out"],
         "predicted": load.predicted(report.predictions, evaluations, variants),
+        "watched": in_production(report.watched),
         "setup": provenance.setup(report.base, evaluations),
         "made": provenance.variants_made(report.variants, variants),
         "stages": provenance.stages_run(report.outcomes),

@@ -13,6 +13,7 @@ from stages.parts.records.acquired import Acquired
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import Variant
+from stages.parts.records.watch import Watched
 
 JSON: Final = "report.json"
 
@@ -44,4 +45,6 @@ class RunReport(Record):
     variants: tuple[Variant, ...]
     evaluations: tuple[Evaluation, ...]
     predictions: tuple[PredictedFigures, ...] = ()
+    watched: Watched | None = None
+    """What ``slipway watch`` saw of its release in production, by its last look; None if it was not watched."""
     written_at: datetime

@@ -199,6 +199,10 @@ class OneMachine:
             hint="name a platform that serves on KServe: --platform",
         )
 
+    def neighbours(self, release: str) -> list[str]:  # noqa: ARG002
+        served = endpoints.serving_here(self._store.root)
+        return [other.model for other in served if other.model != self._store.model]
+
     def client_url(self) -> str:
         if (running := self._running()) is None:
             raise TransientError(f"{self._store.model} is not being served")

@@ -73,7 +73,7 @@ def send_pairs(
     began_s = time.monotonic()
 
     def send(name: str, place: int, at_s: float) -> Timing:
-        prompt = random.Random(name).choices(VOCABULARY, k=prompt_tokens)
+        prompt = prompt_of(name, prompt_tokens)
         time.sleep(max(0.0, began_s + at_s - time.monotonic()))
         return timing(stream_completion(http(), accesses[place], prompt, ANSWER_TOKENS, timeout_s))
 
@@ -87,6 +87,11 @@ def send_pairs(
             for turn, name in enumerate(names)
         ]
         return [tuple(replies[place].result() for place in places) for replies in sent]
+
+
+def prompt_of(name: str, tokens: int) -> list[int]:
+    """Draw a prompt by the name of its request."""
+    return random.Random(name).choices(VOCABULARY, k=tokens)
 
 
 def timing(reply: Reply) -> Timing:

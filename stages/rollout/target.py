@@ -119,6 +119,10 @@ class Target(Protocol):
     def replicas(self, release: str) -> Replicas:
         """Count its replicas now, with the bounds in force; raise ConfigError or NotInstalled if nothing scales it."""
 
+    def neighbours(self, release: str) -> list[str]:
+        """Name the other models of which a server shares this machine, or a node, with one of *release*, as far as that
+        may be seen."""
+
     def client_url(self) -> str:
         """Return the base URL (without ``/v1``) that clients use, whatever the split."""
 

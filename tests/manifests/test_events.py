@@ -259,7 +259,7 @@ def test_every_workflow_that_is_made_names_a_template():
     templates = [each for found_one in found for each in found_one.get("spec", {}).get("templates", [])]
     specs += [yaml.safe_load(each["resource"]["manifest"])["spec"] for each in templates if "resource" in each]
     specs += [each["template"]["k8s"]["source"]["resource"]["spec"] for each in the("Sensor")["spec"]["triggers"]]
-    assert len(specs) == 5
+    assert len(specs) == 6
     assert all(spec.keys() == {"workflowTemplateRef", "arguments"} for spec in specs)
 
 

@@ -15,7 +15,7 @@ from pipeline.cluster.doctor import RIGHTS
 from pipeline.cluster.manifests import MANIFESTS, clusters, documents, documents_of, files
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
-from stages.parts.base.errors import ConfigError
+from stages.parts.base.errors import ConfigError, Degraded
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import CONFIGS
 
@@ -345,6 +345,31 @@ def test_the_nightly_run_waits_to_be_wanted_and_fits_the_workflow():
     given = {each["name"] for each in submitted["spec"]["arguments"]["parameters"]}
     assert needed <= given <= {each["name"] for each in parameters}
     assert submitted["spec"]["workflowTemplateRef"] == {"name": "slipway"}
+
+
+def test_the_watch_waits_to_be_wanted_and_may_only_roll_back():
+    found = applied("gke")
+    spec = of_kind(found, "CronWorkflow")["slipway-watch"]["spec"]
+    assert (spec["suspend"], spec["concurrencyPolicy"], spec["schedules"]) == (True, "Forbid", ["*/5 * * * *"])
+    template = of_kind(found, "WorkflowTemplate")[spec["workflowSpec"]["workflowTemplateRef"]["name"]]["spec"]
+    asked = {each["name"] for each in template["arguments"]["parameters"] if "valueFrom" not in each}
+    assert asked == {each["name"] for each in spec["workflowSpec"]["arguments"]["parameters"]}
+    containers = {each["name"]: each for each in template["templates"] if "container" in each}
+    accounts = {name: each["serviceAccountName"] for name, each in containers.items()}
+    assert accounts == {"look": "slipway-watch", "rollback": "slipway-serve"}
+    (one,) = (each for each in template["templates"] if each["name"] == "model")
+    rollback = next(task for task in one["dag"]["tasks"] if task["name"] == "rollback")
+    assert rollback["depends"] == "look.Failed"
+    assert f"== {Degraded.exit_code} &&" in rollback["when"]
+    reached = {
+        name
+        for name, policy in of_kind(found, "NetworkPolicy").items()
+        if selects(policy["spec"]["podSelector"], containers["look"]["metadata"]["labels"])
+    }
+    assert reached == {
+        *("stages-resolve-names", "pods-report-to-the-api-server"),
+        *("serve-reaches-the-cluster", "nothing-comes-in"),
+    }
 
 
 def test_endpoints_go_before_the_pipeline():

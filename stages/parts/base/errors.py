@@ -24,6 +24,7 @@
     │   ├── DrillFailed        44   the endpoint did not withstand a drill
     │   ├── Incomplete         45   a variant is missing from the decision; the best of the others waits
     │   ├── NotTrusted         46   a release is not signed by the key that is trusted, or was altered since
+    │   ├── Degraded           47   what serves is no longer what its release was when it was measured
     │   ├── MissingRun         51
     │   ├── EventRefused       52   an event of a registry that starts no run
     │   ├── ClusterRefused     60   Kubernetes refused a valid request
@@ -150,6 +151,9 @@ class Incomplete(PermanentError, exit_code=45): ...
 
 
 class NotTrusted(PermanentError, exit_code=46): ...
+
+
+class Degraded(PermanentError, exit_code=47): ...
 
 
 class MissingRun(PermanentError, exit_code=51): ...

@@ -72,6 +72,14 @@ class Counters(Record):
     """Tokens of the prompts of requests that have ended."""
     prompts: float = 0.0
     """How many requests these were."""
+    running: float = 0.0
+    """Requests that are being computed now."""
+    waiting: float = 0.0
+    """Requests in the queue now."""
+    preempted: float = 0.0
+    """How often a request was put back because the KV cache was full."""
+    cache_used: float = 0.0
+    """The part of the KV cache that is in use now, 0–1, of the server with the fullest."""
     instance: str
     """Changes when a server was restarted and its counters began again at zero."""
 
@@ -134,7 +142,9 @@ ZERO: Final = Counters(
 def together(servers: Sequence[Counters]) -> Counters:
     """Sum over servers, of which at least one has reported; one that was restarted makes it another instance."""
     names = ("answered", "failed", "refused", "output_tokens", "ttft_s", "tpot_s", "prompt_tokens", "prompts")
-    sums: dict[str, Any] = {name: sum(getattr(server, name) for server in servers) for name in names}
+    now = ("running", "waiting", "preempted")
+    sums: dict[str, Any] = {name: sum(getattr(server, name) for server in servers) for name in (*names, *now)}
+    sums["cache_used"] = max(server.cache_used for server in servers)
     for name in ("ttft", "tpot"):
         # A server without an observation has reported no histogram yet.
         counts = [getattr(server, name) for server in servers if getattr(server, name)]

@@ -240,6 +240,22 @@ def tokenize(access: Access, text: str) -> list[int]:
         return [int(token) for token in reply["tokens"]]
 
 
+def longest_request(access: Access) -> int:
+    """Read how many tokens of prompt and answer together a request may have."""
+    url = access.at("/v1/models")
+    with usable(url):
+        reply = http(access.certificate).get(url, headers=access.headers, timeout=HEALTH_TIMEOUT_S)
+        models = reply.raise_for_status().json()["data"]
+        return next(int(model["max_model_len"]) for model in models if model["id"] == access.model)
+
+
+def engine_version(url: str) -> str:
+    """Read the version of vLLM at a base URL; empty if it does not say it."""
+    with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+        return str(http().get(f"{url}/version", timeout=HEALTH_TIMEOUT_S).raise_for_status().json()["version"])
+    return ""
+
+
 def given(choice: Mapping[str, Any]) -> list[Distribution]:
     """Read the distribution at each position of the prompt after its first token, given the tokens before it.
 
@@ -254,7 +270,8 @@ def post(access: Access, path: str, body: Mapping[str, Any], timeout_s: float = 
     url = access.at(path)
     with usable(url):
         try:
-            reply = http().post(url, json={"model": access.model, **body}, headers=access.headers, timeout=timeout_s)
+            client, document = http(access.certificate), {"model": access.model, **body}
+            reply = client.post(url, json=document, headers=access.headers, timeout=timeout_s)
         except httpx.TransportError as error:
             raise TransientError(f"{url} did not answer: {type(error).__name__}: {error}") from error
         if not reply.is_success:

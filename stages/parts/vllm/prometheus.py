@@ -21,9 +21,14 @@ OUTPUT_TOKENS: Final = "vllm:request_generation_tokens_sum"
 PROMPTS: Final = "vllm:request_prompt_tokens"
 TTFT: Final = "vllm:time_to_first_token_seconds"
 TPOT: Final = "vllm:request_time_per_output_token_seconds"
+RUNNING: Final = "vllm:num_requests_running"
+WAITING: Final = "vllm:num_requests_waiting"
+PREEMPTED: Final = "vllm:num_preemptions_total"
+CACHE: Final = "vllm:kv_cache_usage_perc"
 METRICS: Final = (
     *(REQUESTS, OUTPUT_TOKENS, f"{PROMPTS}_sum", f"{PROMPTS}_count"),
     *(f"{TTFT}_bucket", f"{TTFT}_sum", f"{TPOT}_bucket", f"{TPOT}_sum"),
+    *(RUNNING, WAITING, PREEMPTED, CACHE),
 )
 """All series that are read."""
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
@@ -64,6 +69,10 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
             tpot_bounds=tpot.bounds_s,
             tpot=tpot.counts,
             tpot_s=tpot.sum_s,
+            running=_sum(samples, RUNNING),
+            waiting=_sum(samples, WAITING),
+            preempted=_sum(samples, PREEMPTED),
+            cache_used=max((sample.value for sample in samples if sample.name == CACHE), default=0.0),
             instance=instance,
         )
     except ValidationError as error:

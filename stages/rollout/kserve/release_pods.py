@@ -141,6 +141,14 @@ class Pods:
             ) from error
         return lambda: len(self.ready_names(release)) >= len(ready)
 
+    def neighbours(self, release: str) -> list[str]:
+        """See ``Target``: the endpoints of this namespace with a pod on the same node."""
+        nodes = {pod["spec"].get("nodeName") for pod in self.of(release)}
+        pods, _ = self.cluster.list(
+            PODS, self.endpoint.namespace, labels=f"{ENDPOINT},{ENDPOINT}!={self.endpoint.name}"
+        )
+        return sorted({pod["metadata"]["labels"][ENDPOINT] for pod in pods if pod["spec"].get("nodeName") in nodes})
+
     def running(self, release: str) -> tuple[int, int]:
         """Count those that were asked for and have not ended, and those of them that are ready."""
         pods = [pod for pod in self.of(release) if pod.get("status", {}).get("phase") not in ENDED]

@@ -115,6 +115,9 @@ class KServeTarget(Target):
     def kill(self, release: str) -> Callable[[], bool]:
         return self.pods.kill(release)
 
+    def neighbours(self, release: str) -> list[str]:
+        return self.pods.neighbours(release)
+
     def cannot_copy(self) -> str:
         mode = mode_named(self.installation.mode)
         return "" if mode.copies else f"KServe's own routes in mode {mode.name} can't copy requests; mode route can"

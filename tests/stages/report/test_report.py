@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.local.engine import render as workflow
+from pipeline.local.runs import LocalRun
+from pipeline.runs.state import RunState
 from pipeline.settings.config import RunConfig, load
 from pipeline.workflow.parameters import arguments
 from scoring.constraints import Constraints
@@ -22,13 +24,15 @@ from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Capacity, Drift, Goodput, Speed, Trial
 from stages.parts.records.production import Price
+from stages.parts.records.watch import FILE, Looks
 from stages.report.cells import Variants
-from stages.report.page import collect, render
+from stages.report.page import HTML, collect, render, renew
 from stages.report.provenance import settings_file
-from stages.report.run_report import RunReport
+from stages.report.run_report import JSON, RunReport
 from stages.report.scores import changed, sentences, verdict
 from stages.select.selection import select
 from tests.samples import MODEL, TWELVE, base, evaluation, measured_store, outcome, store_of_twelve, variant
+from tests.stages.rollout.test_watch import alarm
 
 RUN = "run-1"
 VARIANTS = ["fp16", "awq", "gptq"]
@@ -202,6 +206,28 @@ def test_after_a_single_start_the_page_says_that_the_noise_is_not_known(report):
     ]
     assert page.row("scores", "awq")[1] == [f"{bare[0].score:.3f}"]
     assert "None" not in page.text
+
+
+def test_what_was_seen_of_the_release_in_production_is_in_the_report_of_its_run(store):
+    written = decided(store)
+    assert "In production" not in render(written)
+    assert written.decision
+    release, path = written.decision.release, store.run(RUN) / JSON
+    written.write(path)
+    sound = alarm(release, agreement=1.0, alarms=(), learned=True)
+    bad = alarm(release, causes=("its server was restarted",))
+    Looks(looks=(sound, alarm("0009-other"), bad, bad, sound)).write(store.path / FILE)
+    renew(store, release)
+    page = Page(path.with_name(HTML).read_text())
+    assert page.facts["watched"].startswith("4 looks since ")
+    (last,) = (text for term, text in page.facts.items() if term.startswith("last look "))
+    assert last.startswith("sound. agreement 1.0000, 0 of 200 requests failed")
+    (began,) = (text for term, text in page.facts.items() if term.startswith("alarm "))
+    assert began.startswith("alarm: answers. agreement 0.5000")
+    assert began.endswith("its server was restarted")
+    state = RunState(name=RUN, workflow="slipway", phase="Succeeded", arguments={"model": MODEL}, nodes=[])
+    shown = LocalRun(store.run(RUN), state).show()
+    assert shown.document["report"]["watched"]["count"] == 4
 
 
 def test_an_incomplete_decision_names_what_is_missing(store):

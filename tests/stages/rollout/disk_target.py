@@ -135,6 +135,9 @@ class DiskTarget:
             raise ServerFailed(f"the server of {release} is gone") from error
         return read_counters(text, str(state and state["pid"]))
 
+    def neighbours(self, release: str) -> list[str]:
+        return []
+
     def client_url(self) -> str:
         return self.url(self._read()["stable"])
 

@@ -57,6 +57,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/metrics":
             return self.reply(200, metrics(self.server).encode())
+        if self.path == "/v1/models":
+            model = {"id": "org/name", "max_model_len": self.server.behaviour.get("context", 4096)}
+            return self.reply(200, json.dumps({"data": [model]}).encode())
         return self.reply(200 if self.server.loaded else 503, b"{}")
 
     def do_POST(self) -> None:
@@ -95,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         if asked.get("stream"):
             return self.stream(asked, tokens)
         self.count(tokens)
-        logprob = UNSURE if self.server.behaviour.get("garbage") else SURE
+        logprob = UNSURE if self.server.behaviour.get("garbage") else SURE + self.server.behaviour.get("shift", 0.0)
         prompt = asked.get("prompt", "a chat")
         prompts = prompt if isinstance(prompt, list) else [prompt]
         choices = [choice(number, prompt, tokens, logprob) for number, prompt in enumerate(prompts)]

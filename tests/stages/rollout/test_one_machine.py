@@ -6,8 +6,11 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, Degraded, ServerFailed, TransientError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.base.workload import Slo, Workload
@@ -23,6 +26,7 @@ from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, 
 from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
+from stages.parts.records.watch import FILE, Looks, seen
 from stages.parts.releases.release import Split
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding, serves_on_gpu
 from stages.parts.vllm.client import RELEASE_HEADER, Access, http
@@ -547,3 +551,48 @@ vllm:request_prompt_tokens_count{engine="0"} 4
     assert told.ttft_s == 0.75
     assert (told.prompt_tokens, told.prompts) == (300, 4)
     assert told.tpot == ()
+
+
+class Notified(BaseHTTPRequestHandler):
+    """Keeps what is posted."""
+
+    def do_POST(self) -> None:
+        self.server.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_watch_ends_with_47_at_an_alarm_notifies_once_and_rolls_back(place: Place) -> None:
+    old, new = place.two_releases(token_s=0.001)
+    place.target.promote(new)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Notified)
+    server.posted = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def watched(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipeline", "watch", MODEL, "--store", str(place.store.root), *arguments]
+        command += ["--notify", f"http://127.0.0.1:{server.server_port}"]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+    sound = watched("--once")
+    assert sound.returncode == 0, sound.stderr
+    assert f"{new}: sound, still learning what is usual\n" in sound.stdout
+    (first,) = seen(place.store).looks
+    longer = first.model_copy(update={"context": 2048})
+    broken = first.model_copy(update={"promised": 2048})
+    Looks(looks=(longer, broken, broken)).write(place.store.path / FILE)
+    bad = watched("--every", "1s", "--rollback")
+    assert bad.returncode == Degraded.exit_code
+    assert f"error: {new} is no longer what it was: context" in bad.stderr
+    assert f"rolled back to {old}" in bad.stdout
+    assert place.endpoint().release == old
+    (posted,) = server.posted  # type: ignore[attr-defined]
+    assert posted["look"]["alarms"] == ["context"]
+    assert posted["text"].startswith(f"{MODEL}: {new}: alarm: context. ")
+    metrics = (place.store.path / "watch.prom").read_text()
+    assert f'slipway_watch_alarm{{model="{MODEL}",release="{new}"}} 1.0' in metrics
+    assert watched("--every", "0m").returncode == ConfigError.exit_code
+    server.shutdown()

@@ -12,6 +12,7 @@ import yaml
 
 from stages.parts.base.errors import RolledBack
 from stages.rollout.kserve.settings import LLM
+from stages.rollout.watch import look
 from tests.kubernetes import KubernetesServer
 from tests.serving import REPOSITORY
 from tests.stages.rollout.kserve.on_kserve import OnKServe
@@ -32,15 +33,15 @@ def documents() -> Iterator[dict[str, Any]]:
         yield from yaml.safe_load_all((REPOSITORY / "manifests" / file).read_text())
 
 
-def granted(namespace: str) -> set[Asked]:
-    """The rights of the serve step, with or without a name."""
+def granted(namespace: str, account: str = "slipway-serve") -> set[Asked]:
+    """The rights of an account, by default the serve step's, with or without a name."""
     found = list(documents())
     bound = {
         each["roleRef"]["name"]
         for each in found
         if each["kind"] == "RoleBinding"
         and each["metadata"]["namespace"] == namespace
-        and any(subject["name"] == "slipway-serve" for subject in each["subjects"])
+        and any(subject["name"] == account for subject in each["subjects"])
     }
     roles = [each for each in found if each["kind"] == "Role" and each["metadata"]["namespace"] == namespace]
     return {
@@ -85,6 +86,26 @@ def test_exactly_the_rights_that_rollouts_need_in_any_mode_are_granted(tmp_path:
                 kserve.kserve.stop()
             assert asked(kserve, "kserve") <= granted("kserve")
     assert used | OF_THE_ENDING == granted("slipway")
+
+
+def test_a_look_reads_and_changes_nothing(tmp_path: Path) -> None:
+    used: set[Asked] = set()
+    for mode, changed in MODES.items():
+        with KubernetesServer() as server:
+            kserve = OnKServe(tmp_path / mode, server, gateway=True, **changed)
+            try:
+                kserve.first()
+                server.requests.clear()
+                seen = look(kserve.store, kserve.connect(), kserve.gateway.url)
+                assert seen
+                assert (seen.failed, seen.context, seen.instance) == (0, 4096, "0 restarts"), mode
+                assert seen.agreement == pytest.approx(1)
+                used |= asked(kserve, "default")
+            finally:
+                kserve.kserve.stop()
+            assert asked(kserve, "kserve") <= granted("kserve", "slipway-watch")
+    assert {verb for verb, _, _ in used} == {"get", "list"}
+    assert used == granted("slipway", "slipway-watch")
 
 
 def test_nothing_is_granted_on_secrets_or_beyond_two_namespaces() -> None:
