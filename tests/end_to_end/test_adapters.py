@@ -70,7 +70,8 @@ def clients_see(store: ModelStore) -> Released:
 
 
 def run(pipeline: Pipeline, source: str = ADAPTER) -> Released:
-    ended = pipeline.call("run", MODEL, *SETTINGS, "--set", f"serving.adapters.support={source}", "--json")
+    asked = ("--set", f"serving.adapters.support={source}", "--force-publish")  # a release has its own adapters
+    ended = pipeline.call("run", MODEL, *SETTINGS, *asked, "--json")
     assert ended.returncode == 0, ended.stderr
     return clients_see(pipeline.store)
 

@@ -121,7 +121,7 @@ def test_a_candidate_is_released_and_rolled_back(pipeline: Pipeline, tmp_path: P
     profile.write_text("name: small\nweights: {quality: 0, latency: 0, throughput: 0, memory: 1}\n")
     releases = []
     for winner, candidate in (("int8", ()), ("publisher-gptq", ("--candidate", GPTQ))):
-        document, _ = decided(pipeline, INT8, *ROLLOUT, "--profile", str(profile), *candidate)
+        document, _ = decided(pipeline, INT8, *ROLLOUT, "--profile", str(profile), "--force-publish", *candidate)
         assert document["decision"]["winner"] == winner
         assert answers(document, INT8)
         releases.append(current_release(store))

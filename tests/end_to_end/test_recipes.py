@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,12 +32,13 @@ NGRAM: Final = Speculation(method="ngram", num_speculative_tokens=8, prompt_look
 RECIPES: Final = json.dumps({"ngram": {"speculation": NGRAM.model_dump(exclude_none=True)}})
 PROFILE: Final = "name: speed\nweights: {quality: 0, latency: 0.5, throughput: 0.5, memory: 0}\ntask_loss: 0.5\n"
 REPEATING: Final = 300
-"""Tokens of an answer after which the demo's model writes the same words again and again."""
+"""Tokens of an answer after which the demo's model often writes the same words again and again."""
 CHANGED: Final = {
     "optimize.variants": "[fp16]",
     "serving.extra_arguments": "[]",
     "workload.slo": "null",
     "workload.concurrency": "2",
+    "workload.budget_minutes": "8",
     "workload.quality_limit": "20",
     "workload.divergence_documents": "2",
     **{f"workload.{name}": "null" for name in ("prompt_tokens", "output_tokens")},
@@ -71,10 +74,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, demo_hub: HubServer) -> I
     assert processes_naming(str(made.root)) == []
 
 
-def greedy(url: str, model: str, prompts: list[str], key: str = "none") -> list[str]:
+def greedy(url: str, model: str, prompts: list[str], key: str = "none", tokens: int = 48) -> list[str]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=300) as client:
-        asked = (client.completions.create(model=model, prompt=each, max_tokens=48, temperature=0) for each in prompts)
-        return [answer.choices[0].text for answer in asked]
+        ask = partial(client.completions.create, model=model, max_tokens=tokens, temperature=0)
+        return [ask(prompt=each).choices[0].text for each in prompts]
 
 
 def accepted(server: Server) -> float:
@@ -110,16 +113,23 @@ def decided(pipeline: Pipeline, trace: Path, profile: Path, *more: str) -> dict[
     return found
 
 
-def written(trace: Path, output_tokens: int) -> Path:
-    lines = ({"prompt": ordinary(number), "output_tokens": output_tokens} for number in range(200))
+def written(trace: Path, prompts: list[str], output_tokens: int) -> Path:
+    lines = ({"prompt": prompt, "output_tokens": output_tokens} for prompt in prompts)
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return trace
 
 
-def answered(pipeline: Pipeline) -> list[str]:
+def answered(pipeline: Pipeline, prompts: list[str], tokens: int = 48) -> list[str]:
     running_now = endpoint(pipeline.store)
     assert running_now
-    return greedy(running_now.url, MODEL, [edited(1000), ordinary(1001)], API_KEY)
+    return greedy(running_now.url, MODEL, prompts, API_KEY, tokens)
+
+
+def repeating(pipeline: Pipeline) -> list[str]:
+    """The prompts whose answers repeat themselves most, and so are the shortest when compressed."""
+    prompts = [ordinary(number) for number in range(80)]
+    answers = dict(zip(prompts, answered(pipeline, prompts, REPEATING), strict=True))
+    return sorted(prompts, key=lambda prompt: len(zlib.compress(answers[prompt].encode())) / len(answers[prompt]))[:30]
 
 
 def speculating(pipeline: Pipeline) -> set[bool]:
@@ -132,13 +142,15 @@ def speculating(pipeline: Pipeline) -> set[bool]:
 def test_a_recipe_wins_where_it_is_faster_and_the_release_is_served_by_it_after_a_rollback_too(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    texts, loops = written(tmp_path / "texts.jsonl", 16), written(tmp_path / "loops.jsonl", REPEATING)
     profile, with_recipe = tmp_path / "speed.yaml", ("--set", f"serving.recipes={RECIPES}")
     profile.write_text(PROFILE)
+    texts = written(tmp_path / "texts.jsonl", [ordinary(number) for number in range(100, 300)], 16)
     assert decided(pipeline, texts, profile, *with_recipe)["decision"]["winner"] == "fp16"
-    plain, answers = current_release(pipeline.store), answered(pipeline)
+    questions = [edited(1000), ordinary(1001)]
+    plain, answers = current_release(pipeline.store), answered(pipeline, questions)
     assert speculating(pipeline) == {False}
 
+    loops = written(tmp_path / "loops.jsonl", repeating(pipeline), REPEATING)
     found = decided(pipeline, loops, profile, *with_recipe)
     assert found["decision"]["winner"] == "fp16+ngram"
     assert found["decision"]["outcome"] == "decided"
@@ -150,7 +162,7 @@ def test_a_recipe_wins_where_it_is_faster_and_the_release_is_served_by_it_after_
     release = current_release(pipeline.store)
     assert release != plain
     assert speculating(pipeline) == {True}
-    assert answered(pipeline) == answers
+    assert answered(pipeline, questions) == answers
     verified = pipeline.call("verify-decision", found["run"])
     assert verified.returncode == 0, verified.stderr
 
@@ -160,4 +172,4 @@ def test_a_recipe_wins_where_it_is_faster_and_the_release_is_served_by_it_after_
         assert ended.returncode == 0, ended.stderr
         assert current_release(pipeline.store) == back
         assert speculating(pipeline) == {speculates}
-        assert answered(pipeline) == answers
+        assert answered(pipeline, questions) == answers

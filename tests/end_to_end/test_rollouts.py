@@ -197,7 +197,8 @@ def good(pipeline: Pipeline, slow: Tried, finished: dict[str, Any], tmp_path_fac
     profile.write_text(SMALL)
     served = finished["decision"]["winner"]
     left = ",".join(name for name in VARIANTS if name == "fp16" or name != served)
-    command = ("run", MODEL, *SETTINGS, "--profile", str(profile), "--set", f"optimize.variants=[{left}]", "--json")
+    chosen = ("--profile", str(profile), "--set", f"optimize.variants=[{left}]", "--force-publish")
+    command = ("run", MODEL, *SETTINGS, *chosen, "--json")
     return tried(pipeline, *command, users=BURST, pause_s=CALM_S)
 
 

@@ -32,7 +32,7 @@ from stages.report.run_report import JSON, RunReport
 from stages.report.scores import changed, sentences, verdict
 from stages.select.selection import select
 from tests.samples import MODEL, TWELVE, base, evaluation, measured_store, outcome, store_of_twelve, variant
-from tests.stages.rollout.test_watch import alarm
+from tests.stages.rollout.test_looks import alarm
 
 RUN = "run-1"
 VARIANTS = ["fp16", "awq", "gptq"]
