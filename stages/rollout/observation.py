@@ -53,7 +53,7 @@ MOST_PROMPT_TOKENS: Final = 1024
 
 
 @dataclass(frozen=True)
-class Look:
+class StepLook:
     """What one look at the canary showed."""
 
     reason: str
@@ -95,7 +95,7 @@ class Observer:
     def __init__(self, store: ModelStore, target: Target, journal: Journal) -> None:
         self.store, self.target, self.journal = store, target, journal
 
-    def look(self, elapsed_s: float) -> Look:
+    def look(self, elapsed_s: float) -> StepLook:
         """Judge what the step has shown so far. The pairs of a look are sent evenly over a part of the time until the
         next one. Raises as the target does."""
         journal, settings = self.journal, self.journal.settings
@@ -104,18 +104,19 @@ class Observer:
         # Read now, those of the time in which it could not be observed are left out where the observation begins anew.
         copied = self.target.copies(journal.release) if journal.copied else ()
         if stable is None and not alone:
-            return Look("the counters of the stable release can't be read")
+            return StepLook("the counters of the stable release can't be read")
         window, begun = journal.window, begin_slice(Window(canary=canary, stable=stable), canary, stable, elapsed_s)
         changes = {"window": begun, "windows": journal.windows + 1, "instance": canary.instance}
         between_steps = journal.instance not in ("", canary.instance)
         if between_steps or (window and canary.restarted_since(window.canary)):
             if journal.restarts >= settings.restarts:
-                return Look(f"its server was restarted {journal.restarts + 1} times", "rollback")
-            return Look("a server of the canary was restarted", changes=changes | {"restarts": journal.restarts + 1})
+                return StepLook(f"its server was restarted {journal.restarts + 1} times", "rollback")
+            changes |= {"restarts": journal.restarts + 1}
+            return StepLook("a server of the canary was restarted", changes=changes)
         # Once the canary is alone, nothing of the stable release is compared with what it counted before.
         compared = stable if stable and not alone else None
         if window is None or (compared and (window.stable is None or compared.restarted_since(window.stable))):
-            return Look("the step has just begun", changes=changes)
+            return StepLook("the step has just begun", changes=changes)
         if settings.synthetic:
             began_s = self.clock()
             window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
@@ -140,7 +141,7 @@ class Observer:
             return self.target.counters(self.journal.stable) if self.journal.stable else None
         return None
 
-    def _judge(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> Look:
+    def _judge(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> StepLook:
         """Judge the step. The recorded questions are asked only once everything else is good."""
         journal, settings = self.journal, self.journal.settings
         observation = Observation(
@@ -159,10 +160,10 @@ class Observer:
             try:
                 agreed = agreement(self.store, self.target, journal.release)
             except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
-                return Look(f"it did not answer the recorded questions: {error}", changes={"window": window})
+                return StepLook(f"it did not answer the recorded questions: {error}", changes={"window": window})
             analysis = analyse(replace(observation, agreement=agreed, at=self.now()))
         former = tuple(earlier for earlier in journal.analyses if earlier.percent != analysis.percent)
-        return Look(analysis.reason, analysis.verdict, {"window": window, "analyses": (*former, analysis)})
+        return StepLook(analysis.reason, analysis.verdict, {"window": window, "analyses": (*former, analysis)})
 
     def slo(self) -> Slo | None:
         """Read the targets of the workload that the canary was measured with, if it has any that are known."""

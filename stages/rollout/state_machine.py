@@ -25,7 +25,7 @@ from stages.parts.records import rollout as records
 from stages.parts.records.rollout import Act, Journal, Observed, RolloutKind, RolloutState, Transition
 from stages.parts.releases import release as releases
 from stages.rollout.analysis import check_quality
-from stages.rollout.observation import Look, Observer, agreement, responds
+from stages.rollout.observation import Observer, StepLook, agreement, responds
 from stages.rollout.resume import PROMOTE, begin, check_canary, reached, resume
 from stages.rollout.target import Target
 
@@ -246,7 +246,7 @@ class StateMachine:
         except Conflict as error:
             return self._start_rollback(f"{CHANGED}: {error}")
         except TransientError as error:
-            look = Look(f"the platform did not answer: {error}")
+            look = StepLook(f"the platform did not answer: {error}")
         self._keep(**look.changes)
         if look.verdict == "rollback":
             return self._start_rollback(f"at {journal.share}: {look.reason}")
@@ -257,7 +257,7 @@ class StateMachine:
             self._keep(window=None, entered_at=self._now())
         return self._pause(began) if self.journal.state == journal.state else None
 
-    def _end_step(self, look: Look) -> None:
+    def _end_step(self, look: StepLook) -> None:
         """Go to the next step, to the promotion or back, once the evidence is sufficient; else wait."""
         journal = self.journal
         if look.verdict == "promote" and (journal.hurried or self._elapsed_s() >= journal.step_s):
