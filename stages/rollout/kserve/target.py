@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from stages.parts.base.errors import Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.cluster.api import Cluster
@@ -122,8 +122,9 @@ class KServeTarget(Target):
         mode = mode_named(self.installation.mode)
         return "" if mode.copies else f"KServe's own routes in mode {mode.name} can't copy requests; mode route can"
 
-    def copy(self, release: str, percent: int) -> None:
-        raise NotImplementedError  # refused by cannot_copy
+    def copy(self, release: str, percent: int) -> None:  # noqa: ARG002
+        # A rollout that began in a mode that can is resumed in this one.
+        raise ConfigError(self.cannot_copy(), hint="slipway rollout abort MODEL, or resume it in mode route")
 
     def copies(self, release: str) -> Sequence[CopiedRequest]:  # noqa: ARG002
         return ()  # a gateway does not report single requests: the servers' counters and the pairs have to tell
