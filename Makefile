@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu fuzz check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests release mirror-list clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -109,6 +109,9 @@ $(GPU)/.installed: requirements.lock requirements-dev.lock pyproject.toml
 	@uv pip install --no-deps --require-hashes --requirement requirements-dev.lock
 	@touch $@
 
+fuzz: $(INSTALLED) ## altered input for every parser of what comes from outside, 15 minutes; FUZZ="--minutes 1 door" for less
+	$(BIN)/python -m tests.fuzz $(FUZZ)
+
 check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -161,6 +164,21 @@ models: $(INSTALLED) ## what works with each family of models, for docs/models.m
 
 manifests: $(INSTALLED) ## what a cluster applies, made anew from configs/ and the definition
 	$(BIN)/python -m pipeline.cluster.manifests
+
+# The signature is over the wheel, what it and the images hold, what they were made from, and the digests of the images in
+# the registry: whoever verifies it and runs images by these digests has verified them, too.
+release: export PATH := $(PATH):$(CURDIR)/$(BIN)
+release: $(INSTALLED) ## dist/: the wheel, the images at REGISTRY=host/path with what they hold, signed with KEY=signing.pem
+	@test -n "$(REGISTRY)" && test -f "$(KEY)" || { echo "make release REGISTRY=registry.example.com/ml KEY=signing.pem"; exit 2; }
+	@test -z "$$(git status --porcelain)" || { echo "commit your changes first: a release is of a commit"; exit 2; }
+	rm -rf dist
+	uv build --wheel --out-dir dist
+	$(BIN)/python manifests/images/sbom.py > dist/slipway.cdx.json
+	manifests/images/build --registry $(REGISTRY) --push --record dist $(IMAGES)
+	$(BIN)/python -m model_signing sign key dist --private_key $(KEY) --signature dist/slipway.sig
+
+mirror-list: ## all that a site without internet has to mirror, for docs/air-gapped.md
+	@$(PYTHON) manifests/images/mirror.py
 
 clean: ## remove the environment and the demo's store
 	rm -rf $(VENV) $(GPU) .slipway

@@ -3,8 +3,8 @@ known truth through the functions that decide.
 
     make bench-watch
 
-A look every five minutes. Sound endpoints are watched for months, in worlds less tidy than the tests assume; each
-change begins after a day.
+A look every five minutes. Sound endpoints are watched for months, in worlds less tidy than the tests assume; changes
+begin after a day, or after a few looks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -28,8 +28,8 @@ LONGEST: Final = DAY
 """After so many looks a change is not noticed."""
 OWN: Final = 200
 """Requests of a look."""
-TTFT_S: Final = 0.1
-TPOT_S: Final = 0.02
+TTFT_MS: Final = 100.0
+TPOT_MS: Final = 20.0
 CONTEXT: Final = 4096
 
 
@@ -97,8 +97,11 @@ class Fault:
     failing: float = 0.0
     divergence: float = 0.0
     context: int = CONTEXT
+    after: int = DAY
+    """Looks before it."""
 
 
+IDLE: Final = World(rate=0)
 FAULTS: Final[Mapping[str, tuple[World, Fault]]] = {
     "1 % of the weights are zero (0.2 nats)": (World(), Fault(divergence=0.2)),
     "another dtype (0.0097 nats)": (World(), Fault(divergence=0.0097)),
@@ -113,6 +116,12 @@ FAULTS: Final[Mapping[str, tuple[World, Fault]]] = {
     "5 % more of the requests, of which 1 % did, fail": (World(failing=0.01), Fault(failing=0.05)),
     "2 % of the requests fail": (World(), Fault(failing=0.02)),
     "a shorter context": (World(), Fault(context=CONTEXT // 2)),
+    "another dtype, after 8 looks": (IDLE, Fault(divergence=0.0097, after=8)),
+    "half as fast, after 8 looks": (IDLE, Fault(ttft=2, tpot=2, after=8)),
+    "half as fast, after 12 looks": (IDLE, Fault(ttft=2, tpot=2, after=12)),
+    "half as fast, noise of 10 %, after 8 looks": (World(rate=0, noise=0.1), Fault(ttft=2, tpot=2, after=8)),
+    "half as fast, noise of 10 %, after 24 looks": (World(rate=0, noise=0.1), Fault(ttft=2, tpot=2, after=24)),
+    "half as fast, 2 clients, after 24 looks": (World(), Fault(ttft=2, tpot=2, after=24)),
 }
 
 
@@ -136,15 +145,15 @@ def samples(world: World, looks: int, random: np.random.Generator) -> list[Sampl
         if random.random() < world.restarts / DAY:
             level, failing = level + math.log(3), 0.1
         noise = world.noise * random.standard_normal(2)
-        requests = OWN + random.poisson(20 * rate)
+        requests = int(OWN + random.poisson(20 * rate))
         result.append(
             Sample(
-                divergence=abs(world.divergence * float(random.standard_normal())),
+                agreement=math.exp(-abs(world.divergence * float(random.standard_normal()))),
                 requests=requests,
-                failed=float(random.binomial(requests, failing)),
-                ttft_s=TTFT_S * math.exp(level + 2 * noise[0]),
-                tpot_s=TPOT_S * math.exp(level + noise[1]),
-                load=load,
+                failed=int(random.binomial(requests, failing)),
+                ttft_ms=TTFT_MS * math.exp(level + 2 * noise[0]),
+                tpot_ms=TPOT_MS * math.exp(level + noise[1]),
+                in_flight=load,
                 context=CONTEXT,
                 promised=CONTEXT,
             )
@@ -153,16 +162,16 @@ def samples(world: World, looks: int, random: np.random.Generator) -> list[Sampl
 
 
 def with_fault(sample: Sample, fault: Fault, random: np.random.Generator) -> Sample:
-    answered = int(sample.requests - sample.failed)
-    return replace(
-        sample,
-        divergence=(sample.divergence or 0.0) + fault.divergence,
-        failed=sample.failed + float(random.binomial(answered, fault.failing)),
-        ttft_s=(sample.ttft_s or 0.0) * fault.ttft,
-        tpot_s=(sample.tpot_s or 0.0) * fault.tpot,
-        load=sample.load * fault.tpot,  # Little's law
-        context=fault.context,
-    )
+    answered = sample.requests - sample.failed
+    changed = {
+        "agreement": (sample.agreement or 0.0) * math.exp(-fault.divergence),
+        "failed": sample.failed + int(random.binomial(answered, fault.failing)),
+        "ttft_ms": (sample.ttft_ms or 0.0) * fault.ttft,
+        "tpot_ms": (sample.tpot_ms or 0.0) * fault.tpot,
+        "in_flight": sample.in_flight * fault.tpot,  # Little's law
+        "context": fault.context,
+    }
+    return sample.model_copy(update=changed)
 
 
 def false_alarms(world: World, months: int, seed: Sequence[int]) -> int:
@@ -180,11 +189,11 @@ def false_alarms(world: World, months: int, seed: Sequence[int]) -> int:
 def delay(world: World, fault: Fault, seed: Sequence[int]) -> int:
     """Count the looks from a change to its alarm, at most ``LONGEST``."""
     random, watch = np.random.default_rng(seed), Watch()
-    drawn = samples(world, DAY + LONGEST, random)
-    for sample in drawn[:DAY]:
+    drawn = samples(world, fault.after + LONGEST, random)
+    for sample in drawn[: fault.after]:
         watch.see(sample)
     watch.alarms.clear()
-    for looks, sample in enumerate(drawn[DAY:], 1):
+    for looks, sample in enumerate(drawn[fault.after :], 1):
         if watch.see(with_fault(sample, fault, random)):
             return looks
     return LONGEST

@@ -15,6 +15,7 @@ from pipeline.commands import (
     decisions,
     drill,
     events,
+    fleet,
     plan,
     releases,
     rollout,
@@ -63,6 +64,7 @@ def options(
 
 for module in (runs, plan, releases, rollout, watch, decisions, signing, usage, clients, store, drill, cluster, events):
     app.add_typer(module.commands)
+app.add_typer(fleet.commands)
 app.add_typer(releases.release_commands)
 
 

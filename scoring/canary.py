@@ -11,14 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from scoring.student import quantile as student_quantile
-from scoring.student import upper_tail, welch
+from scoring.student import quantile, upper_tail, welch
 
 Verdict = Literal["pass", "fail", "unclear"]
-TAIL: Final = 0.95
-"""The percentile of latencies that is shown."""
 SUSPICIOUS: Final = 0.25
 """The p-value below which more failures than those of the stable release are unclear, so more requests are needed."""
 CONFIDENCE: Final = 0.6
@@ -34,26 +31,6 @@ BLOCKS: Final = 6
 """Fewer blocks of slices don't show whether failures come together."""
 MOST_TIMES_LONGER: Final = 1000.0
 """The square root of how many times as long an observation may have to be; beyond, no time would tell."""
-
-
-def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float:
-    """Compute a histogram's *q*-quantile, linear within a bucket, like Prometheus' ``histogram_quantile``.
-
-    Args:
-        bounds: upper bounds, ascending, the last one infinite.
-        counts: cumulative. If the quantile is beyond the last finite bound, that bound is returned.
-
-    Returns:
-        NaN for a histogram without observations.
-    """
-    if not counts or not counts[-1] > 0:
-        return math.nan
-    rank, below, lower = q * counts[-1], 0.0, 0.0
-    for bound, count in zip(bounds, counts, strict=True):
-        if count >= rank and count > below:
-            return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (count - below)
-        below, lower = count, bound if math.isfinite(bound) else lower
-    return lower
 
 
 def level(error_rate: float, tests: int, window: int, slices: int) -> float:
@@ -125,12 +102,12 @@ def at_most(mean: Mean, limit: float, level: float, confidence: float = CONFIDEN
         return "pass" if mean.value <= limit else "fail" if level else "unclear"
     if upper_tail((mean.value - limit) / mean.error, mean.degrees) < level:
         return "fail"
-    return "pass" if mean.value + mean.error * student_quantile(confidence, mean.degrees) <= limit else "unclear"
+    return "pass" if mean.value + mean.error * quantile(confidence, mean.degrees) <= limit else "unclear"
 
 
 def times_longer(mean: Mean, limit: float, level: float) -> float:
     """Estimate how many times as long an observation would probably tell on which side of *limit* the truth is."""
-    reach = mean.error * student_quantile(CONFIDENCE if mean.value < limit else 1 - level, mean.degrees)
+    reach = mean.error * quantile(CONFIDENCE if mean.value < limit else 1 - level, mean.degrees)
     distance = abs(mean.value - limit)
     return max(1.0, (reach / distance) ** 2) if reach < MOST_TIMES_LONGER * distance else math.inf
 
@@ -204,15 +181,8 @@ def chance(canary: Counts, stable: Counts) -> float:
 def increase(failed: int, of: int, reference_failed: int, reference_of: int) -> float:
     """Compute the p-value of Fisher's exact test, one-sided: the probability of *failed* or more failures among *of*
     requests, if both releases fail equally often. 1 if there were no requests."""
-    total, failures = of + reference_of, failed + reference_failed
+    from scipy.stats import hypergeom
+
     if not of or not reference_of or not failed:
         return 1.0
-    import numpy as np
-    from scipy import special
-
-    def log_choose(n: int, k: Any) -> Any:
-        return -np.log1p(n) - special.betaln(n - k + 1, k + 1)
-
-    tail = np.arange(max(failed, of - (total - failures)), min(failures, of) + 1)
-    terms = log_choose(failures, tail) + log_choose(total - failures, of - tail) - log_choose(total, of)
-    return min(1.0, float(np.exp(special.logsumexp(terms))))
+    return float(hypergeom.sf(failed - 1, of + reference_of, failed + reference_failed, of))

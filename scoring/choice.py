@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -48,8 +48,8 @@ class Verdict:
     """What would settle it: at the last look, if it is unresolved, the noise known and the amount reasonable."""
     standing: Comparison | None = None
     """The chosen one with what is in production; None if that was not measured. better: it is worse in nothing by more
-    than the margins, and its score is higher, beyond chance."""
-    held: tuple[Shown, ...] = ()
+    than the margins, and its score is higher, beyond chance. not worse: the former alone, of another stack."""
+    held: Mapping[str, Shown] = field(default_factory=dict)
     """Whether the chosen one is worse than what is in production by more than the margin, metric by metric."""
 
     @property
@@ -99,11 +99,10 @@ def judge(
     outcome: Outcome = "decided" if len(rivals) == 1 else "equivalent" if equal else "unresolved"
     unsettled = rivals[1:] if outcome == "unresolved" and last else []
     chosen = _cheapest(estimate, equal) if outcome == "equivalent" else ranking[0]
-    held: tuple[Shown, ...] = ()
-    standing = None
+    held, standing = dict[str, Shown](), None
     if PRODUCTION in evidence.variants:
         held = _held(estimate, estimate.place(chosen), times)
-        standing = _standing(estimate, estimate.place(chosen), {evidence.standing[chosen], *held}, times)
+        standing = _standing(estimate, estimate.place(chosen), {evidence.standing[chosen], *held.values()}, times)
     return Verdict(
         outcome=outcome,
         chosen=chosen,
@@ -122,14 +121,13 @@ def lacking(verdict: Verdict, missing: Collection[str]) -> Verdict:
     return replace(verdict, outcome="incomplete") if missing else verdict
 
 
-def _held(estimate: Estimate, chosen: int, times: tuple[float, ...]) -> tuple[Shown, ...]:
+def _held(estimate: Estimate, chosen: int, times: tuple[float, ...]) -> dict[str, Shown]:
     """Say of each metric that counts whether the chosen one is worse in it than what is in production."""
-    error_rate = estimate.criteria.error_rate
-    shown: list[Shown] = []
-    for margin, lead in estimate.differences(chosen, estimate.place(PRODUCTION)):
+    error_rate, shown = estimate.criteria.error_rate, dict[str, Shown]()
+    for name, (margin, lead) in estimate.differences(chosen, estimate.place(PRODUCTION)).items():
         allowed, below = limit(error_rate, times) if lead.by_starts else error_rate, lead.below(-margin)
-        shown.append("pass" if below <= allowed else "fail" if 1 - below <= allowed else "unclear")
-    return tuple(shown)
+        shown[name] = "pass" if below <= allowed else "fail" if 1 - below <= allowed else "unclear"
+    return shown
 
 
 def _standing(estimate: Estimate, chosen: int, shown: Collection[Shown], times: tuple[float, ...]) -> Comparison:
@@ -140,6 +138,8 @@ def _standing(estimate: Estimate, chosen: int, shown: Collection[Shown], times: 
     relation = pair.relation
     if shown != {"pass"}:
         relation = "worse" if "fail" in shown else "open"
+    elif relation == "open" and estimate.criteria.requalifies:
+        relation = "not worse"
     elif relation == "open" and _within_margins(estimate, chosen, place, times):
         relation = "equivalent"
     return pair.model_copy(update={"relation": relation})
@@ -172,10 +172,10 @@ def _equal_to_all(estimate: Estimate, names: Sequence[str], times: tuple[float, 
 
 def _within_margins(estimate: Estimate, first: int, second: int, times: tuple[float, ...]) -> bool:
     error_rate = estimate.criteria.error_rate
-    return _equivalent(estimate.differences(first, second), error_rate, limit(error_rate, times))
+    return _equivalent(estimate.differences(first, second).values(), error_rate, limit(error_rate, times))
 
 
-def _equivalent(differences: Sequence[tuple[float, Lead]], error_rate: float, by_look: float) -> bool:
+def _equivalent(differences: Iterable[tuple[float, Lead]], error_rate: float, by_look: float) -> bool:
     """Return whether every difference is shown to lie within its margin, by two one-sided tests each (Schuirmann 1987).
     The items of the quality tasks are asked once, so there is one look at them. *by_look*: the limit for what further
     starts can show."""
@@ -233,4 +233,5 @@ def _settled(
     chance = then(estimate.lead(*pair)).below(0.0)
     if min(chance, 1 - chance) <= by_look(rate / 2):
         return True
-    return _equivalent([(margin, then(lead)) for margin, lead in estimate.differences(*pair)], rate, by_look(rate))
+    differences = estimate.differences(*pair).values()
+    return _equivalent([(margin, then(lead)) for margin, lead in differences], rate, by_look(rate))

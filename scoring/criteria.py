@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from scoring.closed import Closed
 from scoring.metrics import METRICS
-from scoring.names import REFERENCE
+from scoring.names import PRODUCTION, REFERENCE
 
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -104,6 +104,11 @@ class Criteria(Closed):
     def reference_variant(self) -> str:
         """The variant with which the others are compared; empty if fixed values are in its place."""
         return self.reference if isinstance(self.reference, str) else ""
+
+    @property
+    def requalifies(self) -> bool:
+        """Whether what is in production is compared with itself under another stack, which need not be better."""
+        return self.reference == PRODUCTION
 
 
 MARGIN_OF: Final = {name: name if name in ("quality", "memory") else "speed" for name in METRICS}

@@ -124,14 +124,14 @@ class Estimate:
             signs[row] = signs.get(row, 0.0) - 1.0
         return self._of_metric(float(self.ratios[place, metric]), signs, metric)
 
-    def differences(self, first: int, second: int) -> list[tuple[float, Lead]]:
+    def differences(self, first: int, second: int) -> dict[str, tuple[float, Lead]]:
         """Estimate the difference of every metric that has a weight; each with its margin."""
         margins, shares = log_margins(self.criteria.margins), shares_of(self.criteria)
-        apart = self.ratios[first] - self.ratios[second]
-        return [
-            (float(margins[metric]), self._of_metric(float(apart[metric]), {first: 1.0, second: -1.0}, metric))
+        apart, signs = self.ratios[first] - self.ratios[second], {first: 1.0, second: -1.0}
+        return {
+            NAMES[metric]: (float(margins[metric]), self._of_metric(float(apart[metric]), signs, metric))
             for metric in np.flatnonzero(shares).tolist()
-        ]
+        }
 
     @cached_property
     def _within_anchors(self) -> Floats:

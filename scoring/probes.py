@@ -19,26 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The answer to one prompt, compared with the recorded one."""
-
-    likeness: float
-    consistency: float
-
-    @property
-    def agreement(self) -> float:
-        return min(self.likeness, self.consistency)
-
-
-def compared(
+def agreement(
     recorded: Sequence[float], again: Sequence[float], answered: Sequence[float], likeliest: Sequence[float]
-) -> Compared:
-    """Compare natural logarithms of probabilities, one per token.
+) -> float:
+    """Compute the lesser of both from natural logarithms of probabilities, one per token.
 
     Args:
         recorded: of the recorded answer's tokens, when they were recorded.
@@ -51,7 +38,7 @@ def compared(
     """
     likeness = math.exp(-fmean(abs(new - old) for old, new in _pairs(recorded, again)))
     consistency = math.exp(-fmean(max(0.0, best - generated) for generated, best in _pairs(answered, likeliest)))
-    return Compared(likeness, consistency)
+    return min(likeness, consistency)
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from scoring.closed import Closed
 
-Relation = Literal["better", "equivalent", "open", "worse"]
+Relation = Literal["better", "equivalent", "not worse", "open", "worse"]
 
 
 class Change(Closed):

@@ -12,69 +12,63 @@ What is usual is learned from the endpoint's own looks under a similar load, sin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, Literal, get_args
 
 import numpy as np
 
 from scoring.arrays import Floats
+from scoring.closed import Closed
 
-Signal = Literal["answers", "errors", "ttft", "tpot", "context"]
-SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
+Level = Literal["answers", "ttft", "tpot"]
+LEVELS: Final[tuple[Level, ...]] = get_args(Level)
+Signal = Level | Literal["errors", "context"]
+SIGNALS: Final[tuple[Signal, ...]] = (*LEVELS, "errors", "context")
 LOOKS_A_MONTH: Final = 31 * 24 * 12
 """One every five minutes."""
 LIMIT: Final = math.log(LOOKS_A_MONTH * len(SIGNALS))
 """Of the evidence, in nats: at most one false alarm a month, of all signals together."""
 BOUND: Final = LIMIT / 2.9
 """The most that a look adds to the evidence: an alarm takes three."""
-BOUND_OF_ERRORS: Final = LIMIT / 1.95
-"""For failed requests, of which there are few in a look, it takes two."""
 KEPT: Final = 7 * 24 * 12
 """The looks that say what is usual: a week has every hour of the day and every day of the week."""
 LEARNED: Final = 6
 """Fewer looks don't say what is usual."""
-ALIKE: Final = math.log(3)
-"""Two loads are alike if the logarithms of their requests in flight, plus one, differ by no more: a server that is half
-as fast has about twice as many in flight."""
+USERS: Final = 4
+"""Requests that a look keeps in flight itself."""
+ALIKE: Final = math.log(2)
+"""Two loads are alike if the logarithms of the requests in flight, the look's among them, differ by no more: a server
+that is half as fast has up to twice as many."""
 GROSS: Final = 0.1
-"""Nats per token by which answers differ until it is known what is usual; a rollout withdraws a canary by as much."""
-DEVIATION: Final = {"answers": 0.002, "ttft": 0.2, "tpot": 0.16}
-"""The least standard deviations, in nats per token and of the logarithms of times: looks are more alike by chance, or
-for some hours, than they stay."""
-CHANGE: Final = {"answers": 0.005, "ttft": math.log(2.5), "tpot": math.log(1.8)}
-"""The least changes that matter. In noise, at least ``DEVIATIONS`` standard deviations matter."""
+"""Nats per token by which answers differ before it is known what is usual; a rollout withdraws a canary by as much."""
+LEAST: Final = {"answers": (0.002, 0.005), "ttft": (0.2, math.log(2.5)), "tpot": (0.16, math.log(1.8))}
+"""The least standard deviation, since looks are more alike by chance, or for some hours, than they stay; and the least
+change that matters, which in noise is ``DEVIATIONS`` of these. In nats per token, and of the logarithms of times."""
 DEVIATIONS: Final = 3.0
-STANDARD: Final = NormalDist()
-UNCERTAIN: Final = 12.0
-"""Divided by the number of looks: the share by which the deviation may be larger than they show, since those of an hour
-are alike."""
-HIGH: Final = (0.75, 0.9)
-"""The quantiles that show a standard deviation: by the second, what a neighbour does from time to time is usual."""
-FAILING: Final = 0.005
-"""The share of requests that may fail, before anything is known; it counts as much as ``PRIOR`` requests."""
-PRIOR: Final = 200.0
+FEW: Final = 3.5
+"""Divided by the number of looks: the share by which both are taken larger, since the looks of an hour are alike, and
+do not show what a neighbour takes from time to time."""
+HIGH: Final = 0.9
+"""The quantile that shows a standard deviation: what a neighbour does from time to time is usual."""
+FAILING: Final = (1, 200)
+"""Failed requests, and all, before anything is known."""
 MORE_FAILING: Final = 0.045
-"""The growth of that share that matters."""
-MOST_REQUESTS: Final = 250.0
-"""More requests of a look are not more evidence: they fail together."""
+"""The growth of the share of failed requests that matters."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Closed):
     """What one look showed. What it could not show is None."""
 
-    divergence: float | None
-    """Of the answers from the recorded ones, in nats per token (``scoring.probes``): −ln of the agreement."""
-    requests: float
-    failed: float
-    """Requests of clients, and the look's own."""
-    ttft_s: float | None
-    tpot_s: float | None
+    agreement: float | None
+    """Of the answers with the recorded ones, 0–1 (``scoring.probes``)."""
+    requests: int
+    failed: int
+    """Requests of clients since the look before, and the look's own."""
+    ttft_ms: float | None
+    tpot_ms: float | None
     """Medians of the look's own load."""
-    load: float
-    """Requests of clients in flight."""
+    in_flight: float
+    """Requests of clients."""
     context: int | None
     promised: int | None
     """The longest request in tokens that the server takes, and that it should take."""
@@ -87,82 +81,58 @@ class Watch:
         self.evidence: dict[Signal, float] = dict.fromkeys(SIGNALS, 0.0)
         self.alarms: set[Signal] = set()
         """They end once nothing is left of the evidence."""
-        self._usual: Floats = np.full((KEPT, 4), np.nan)
+        self._usual: Floats = np.full((KEPT, 6), np.nan)
         self._count = 0
-        self._failed = self._requests = 0.0
-        self._doubtful: list[Sample] = []
-
-    @property
-    def learned(self) -> bool:
-        return self._count >= LEARNED
+        self._doubtful: list[Floats] = []
 
     def see(self, sample: Sample) -> set[Signal]:
         """Add a look. Returns the signals of which there is an alarm now."""
-        for signal, added in self._added(sample).items():
-            self.evidence[signal] = min(LIMIT, max(0.0, self.evidence[signal] + added))
+        divergence = None if sample.agreement is None else -math.log(max(sample.agreement, 1e-9))
+        times = (math.log(ms) if ms else None for ms in (sample.ttft_ms, sample.tpot_ms))
+        figures = (math.log(sample.in_flight + USERS), divergence, *times, sample.failed, sample.requests)
+        row = np.array(figures, dtype=np.float64)
+        for signal, added in self._added(sample, row).items():
+            self.evidence[signal] = min(LIMIT, max(0.0, self.evidence[signal] + max(-BOUND, min(BOUND, added))))
             if self.evidence[signal] >= LIMIT:
                 self.alarms.add(signal)
                 self._doubtful.clear()
             elif not self.evidence[signal]:
                 self.alarms.discard(signal)
         if not self.alarms:
-            self._doubtful.append(sample)
+            self._doubtful.append(row)
             if not any(self.evidence.values()):  # what looked like a change was none
                 for usual in self._doubtful:
-                    self._learn(usual)
+                    self._usual[self._count % KEPT] = usual
+                    self._count += 1
                 self._doubtful.clear()
         return set(self.alarms)
 
-    def usual(self, signal: Literal["answers", "ttft", "tpot"], load: float) -> tuple[float, float] | None:
-        """Return what is usual under this load, in nats or as a logarithm of seconds, and its standard deviation; None
-        if too few looks say it."""
+    def usual(self, level: Level, load: float) -> tuple[float, float, float] | None:
+        """Return what is usual at the logarithm *load* of the requests in flight, in nats or as a logarithm of ms, its
+        standard deviation, and the change that matters; None if too few looks say it."""
         rows = self._usual[: min(self._count, KEPT)]
-        if signal != "answers":
-            rows = rows[np.abs(rows[:, 0] - math.log1p(load)) <= ALIKE]
-        values = rows[:, 1 + ("answers", "ttft", "tpot").index(signal)]
-        values = np.sort(values[~np.isnan(values)])
+        alike = slice(None) if level == "answers" else np.abs(rows[:, 0] - load) <= ALIKE
+        values = rows[alike, 1 + LEVELS.index(level)]
+        values, (deviation, change) = np.sort(values[~np.isnan(values)]), LEAST[level]
         if len(values) < LEARNED:
-            return None
-        median, *high = (float(values[int(q * len(values))]) for q in (0.5, *HIGH))
-        shown = ((value - median) / STANDARD.inv_cdf(q) for q, value in zip(HIGH, high, strict=True))
-        return median, max(DEVIATION[signal], *shown) * (1 + UNCERTAIN / len(values))
+            return (0.0, deviation, 2 * GROSS) if level == "answers" else None
+        few = 1 + FEW / len(values)
+        median, high = (float(values[int(q * len(values))]) for q in (0.5, HIGH))
+        deviation = max(deviation, few * (high - median) / NormalDist().inv_cdf(HIGH))
+        return median, deviation, max(few * change, DEVIATIONS * deviation)
 
-    def _learn(self, sample: Sample) -> None:
-        row = [math.log1p(sample.load), _number(sample.divergence), _log(sample.ttft_s), _log(sample.tpot_s)]
-        self._usual[self._count % KEPT] = row
-        self._count += 1
-        self._failed, self._requests = self._failed + sample.failed, self._requests + sample.requests
-
-    def _added(self, sample: Sample) -> Mapping[Signal, float]:
-        """Compute the log-likelihood ratios of a look, within their bounds."""
-        ratios: dict[Signal, float] = {"errors": self._of_errors(sample)}
-        times = {"answers": _number(sample.divergence), "ttft": _log(sample.ttft_s), "tpot": _log(sample.tpot_s)}
-        for signal in ("answers", "ttft", "tpot"):
-            value, usual = times[signal], self.usual(signal, sample.load)
-            if math.isnan(value):
-                continue
-            if usual:
-                mean, deviation = usual
-                change = max(CHANGE[signal], DEVIATIONS * deviation)
-                ratios[signal] = change / deviation**2 * (value - mean - change / 2)
-            elif signal == "answers":
-                ratios[signal] = BOUND if value > GROSS else -BOUND
+    def _added(self, sample: Sample, row: Floats) -> dict[Signal, float]:
+        """Compute the log-likelihood ratios of a look."""
+        ratios: dict[Signal, float] = {}
+        for level, value in zip(LEVELS, row[1:4].tolist(), strict=True):
+            if not math.isnan(value) and (usual := self.usual(level, row[0])):
+                mean, deviation, change = usual
+                ratios[level] = change / deviation**2 * (value - mean - change / 2)
         if sample.context is not None and sample.promised is not None:
             ratios["context"] = BOUND if sample.context < sample.promised else -BOUND
-        most = {"errors": BOUND_OF_ERRORS}
-        return {signal: max(-BOUND, min(most.get(signal, BOUND), ratio)) for signal, ratio in ratios.items()}
-
-    def _of_errors(self, sample: Sample) -> float:
-        usual = (self._failed + FAILING * PRIOR) / (self._requests + PRIOR)
-        more = min(0.99, usual + MORE_FAILING)
-        weight = min(1.0, MOST_REQUESTS / sample.requests) if sample.requests else 0.0
-        failed, answered = weight * sample.failed, weight * (sample.requests - sample.failed)
-        return failed * math.log(more / usual) + answered * math.log((1 - more) / (1 - usual))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _log(seconds: float | None) -> float:
-    return math.log(seconds) if seconds else math.nan
+        failed, requests = (np.nansum(self._usual[: self._count, 4:], axis=0) + FAILING).tolist()
+        share = failed / requests
+        more = min(0.99, share + MORE_FAILING)
+        answered = sample.requests - sample.failed
+        ratios["errors"] = sample.failed * math.log(more / share) + answered * math.log((1 - more) / (1 - share))
+        return ratios

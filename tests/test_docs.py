@@ -19,7 +19,6 @@ from pipeline.cluster.doctor import OLDEST
 from pipeline.settings.config import RunConfig, load, names
 from stages.parts.base import errors
 from stages.parts.base.workload import PROTOCOLS
-from stages.parts.endpoint.routing import OFFERED
 from tests.serving import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")), REPOSITORY / "manifests" / "README.md"]
@@ -99,6 +98,18 @@ def test_targets_of_make_and_exit_codes_are_there(page: Path) -> None:
     assert {int(code) for code in EXIT_CODE.findall(text)} <= codes
 
 
+def test_the_page_for_operations_has_every_alert_and_every_exit_code_with_its_errors() -> None:
+    text = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+    groups = yaml.safe_load((REPOSITORY / "manifests/monitoring/alerts.yaml").read_text())["spec"]["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
+    assert re.findall(r"^\| `(Slipway\w+)` \|", text, re.MULTILINE) == alerts
+    listed: dict[str, int] = {}
+    for code, kinds in re.findall(r"^\| (\d+) \| ([\w, ]+) \|", text, re.MULTILINE):
+        listed |= dict.fromkeys(kinds.split(", "), int(code))
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.SlipwayError)]
+    assert listed == {each.__name__: each.exit_code for each in kinds if each is not errors.PermanentError}
+
+
 @pytest.mark.parametrize("page", ["docs/argo.md", "manifests/README.md"])
 def test_a_cluster_needs_the_argo_workflows_that_doctor_accepts(page: str) -> None:
     text = (REPOSITORY / page).read_text(encoding="utf-8")
@@ -111,17 +122,6 @@ def test_the_map_of_the_code_has_every_folder(folder: str) -> None:
     named = {name.strip("`") for row in rows for name in row.split(", ")}
     there = {path.parent.name for path in (REPOSITORY / folder).glob("*/__init__.py")}
     assert there - {"parts"} - named == set()
-
-
-def test_the_policy_for_istio_denies_what_an_endpoint_does_not_offer() -> None:
-    text = (REPOSITORY / "docs" / "endpoint.md").read_text(encoding="utf-8")
-    (block,) = [each for each in re.findall(r"```yaml\n(.+?)```", text, re.DOTALL) if "AuthorizationPolicy" in each]
-    operations = [rule["to"][0]["operation"] for rule in yaml.safe_load(block)["spec"]["rules"]]
-    by_method = {method: {path for path in OFFERED if OFFERED[path] == method} for method in ("GET", "POST")}
-    paths, read, posted = ({name: set(each[name]) for name in each if name != "hosts"} for each in operations)
-    assert paths == {"notPaths": set(OFFERED)}
-    assert read == {"paths": by_method["GET"], "notMethods": {"GET"}}
-    assert posted == {"notPaths": by_method["GET"], "notMethods": {"POST"}}
 
 
 def test_the_profiles_are_those_of_configs() -> None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pipeline.argo.follow import show_until_ended
-from pipeline.argo.status import ended, run_state, tasks
+from pipeline.argo.status import arguments_of, ended, run_state, tasks
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
@@ -32,6 +32,8 @@ SUBMISSION: Final = "slipway/submission"
 TITLE: Final = "workflows.argoproj.io/title"
 VOLATILE: Final = frozenset({"resolve-key"})
 """Parameters that do not change what is run: with --refresh the key is random."""
+LAST: Final = {"secondsAfterCompletion": 315_360_000}
+"""How long a model's last run is kept, ten years: what is run next is compared with it."""
 RUN_NAME: Final = re.compile(r"^slipway-[0-9a-f]{10}-\d{6}-(?P<number>\d+)$")
 
 
@@ -143,11 +145,24 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
         workflow = of_template(NAME, name, arguments)
         workflow["metadata"]["labels"][KEY_LABEL] = key
         workflow["metadata"]["annotations"] = {TITLE: arguments["model"]}
+        workflow["spec"]["ttlStrategy"] = LAST
         number += 1
         with contextlib.suppress(Absent):  # somebody else's, and removed at once
             run, is_ours = create_once(cluster, workflow)
+            if is_ours:
+                _let_expire(cluster, run)
             if is_ours or not (force or ended(run)):
                 return run, is_ours
+
+
+def _let_expire(cluster: Cluster, last: Object) -> None:
+    """Let the runs of a model before its *last* one expire as their template says."""
+    for run in cluster.list(WORKFLOWS)[0]:
+        same = arguments_of(run).get("model-directory") == arguments_of(last).get("model-directory")
+        name = run["metadata"]["name"]
+        if same and run["spec"].get("ttlStrategy") == LAST and name != last["metadata"]["name"]:
+            with contextlib.suppress(Absent):
+                cluster.merge(WORKFLOWS, name, {"spec": {"ttlStrategy": None}})
 
 
 def create_once(cluster: Cluster, workflow: Object) -> tuple[Object, bool]:

@@ -16,6 +16,7 @@ REQUEUE: Final = "DEFAULT_REQUEUE_TIME"
 DEFAULT_KEY: Final = "workflows.argoproj.io/default-artifact-repository"
 REPOSITORY: Final = re.compile(r"^artifactRepository:((?:\n[ \t]+.*|\n[ \t]*)*)", re.MULTILINE)
 """The part of the controller's configuration, where that is one text."""
+INSECURE: Final = re.compile(r"^metricsConfig:(?:\n[ \t]+.*)*?\n[ \t]+secure:[ \t]*false", re.MULTILINE)
 STORAGE: Final = re.compile(r"^\s*(?:s3|gcs|azure|oss|hdfs|artifactory|plugin):", re.MULTILINE)
 
 
@@ -70,6 +71,14 @@ def has_repository(cluster: Cluster, controller_namespace: str) -> bool:
     configuration = _config_map(cluster, f"{CONTROLLER}-configmap", controller_namespace).get("data", {})
     texts = (configuration.get("artifactRepository", ""), *REPOSITORY.findall(configuration.get("config", "")))
     return any(STORAGE.search(text) for text in texts)
+
+
+def metrics_scheme(cluster: Cluster, namespace: str) -> str:
+    """Return how the controller in *namespace* tells its metrics: https, unless its configuration says otherwise."""
+    configuration = _config_map(cluster, f"{CONTROLLER}-configmap", namespace).get("data", {})
+    own = "\n  ".join(("metricsConfig:", *configuration.get("metricsConfig", "").splitlines()))
+    texts = (own, configuration.get("config", ""))
+    return "http" if any(INSECURE.search(text) for text in texts) else "https"
 
 
 def _config_map(cluster: Cluster, name: str, namespace: str) -> Object:

@@ -9,15 +9,16 @@ from typing import Any, Final
 
 from pipeline.argo.status import UNITS, shown
 from pipeline.argo.template import difference, rendered_as
-from pipeline.cluster import gateway
+from pipeline.cluster import door, gateway, monitoring, scaling_check
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
 from pipeline.cluster.manifests import for_kserve
 from pipeline.cluster.objects import CONTROLLER_ACCOUNT
-from pipeline.runs.tables import Finding, missing, ok, warning
+from pipeline.runs.tables import Finding, missing, off, ok, warning
 from pipeline.settings.config import RunConfig, kserve_settings
 from pipeline.settings.platform import Nodes
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
-from stages.parts.base.errors import AccessDenied, ClusterUnavailable, ConfigError, NotInstalled
+from pipeline.workflow.stage_templates import NOTIFY_SECRET
+from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import (
     ACCOUNT_REVIEWS,
@@ -26,16 +27,16 @@ from stages.parts.cluster.kinds import (
     DEFINITIONS,
     NODES,
     REVIEWS,
+    SECRETS,
     TEMPLATES,
     Kind,
     Object,
 )
 from stages.parts.cluster.nodes import Amounts, admits, allocatable, quantity
 from stages.parts.records.rollout import KSERVE
-from stages.rollout.kserve.autoscaling import SCALED_OBJECTS, lacking
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named
-from stages.rollout.kserve.objects import ISVCS, PART_OF
+from stages.rollout.kserve.objects import ISVCS
 from stages.rollout.kserve.settings import KServe
 
 CRON_WORKFLOWS: Final = "cronworkflows.argoproj.io"
@@ -47,7 +48,6 @@ RIGHTS: Final = (
     ("", "pods/log", ("get",)),
 )
 """The rights to submit, follow and stop runs and to read logs; to install takes more."""
-SCALED: Final = "scaledobjects.keda.sh"
 SOON_S: Final = 2
 OLDEST: Final = "3.6"
 """The first version that knows all that the manifests have."""
@@ -69,9 +69,12 @@ def check_cluster(cluster: Cluster, config: RunConfig) -> dict[str, Finding]:
         "KServe": partial(_kserve, cluster, config),
     }
     if _has(cluster, CRD, unseen=True):
-        checks["autoscaling"] = partial(_autoscaling, cluster, config)
+        checks["autoscaling"] = partial(scaling_check.check, cluster, config)
+        checks["door"] = partial(door.check, cluster, config)
     if clients := config.cluster.clients:
         checks["clients"] = partial(gateway.check, cluster, config.platform, clients)
+    checks["monitoring"] = partial(monitoring.check, cluster, config)
+    checks["notifications"] = partial(_notifications, cluster)
     return {name: _as_far_as_visible(check) for name, check in checks.items()}
 
 
@@ -295,30 +298,12 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     return ok(text)
 
 
-def _autoscaling(cluster: Cluster, config: RunConfig) -> Finding:
-    """Say who adds replicas when more is asked of a release than they can take."""
-    scaling = config.kserve.scaling
-    span = f"{scaling.minimum} to {scaling.maximum} replicas of a release"
-    with contextlib.suppress(ConfigError, NotInstalled):  # the check of KServe says so
-        if autoscaler := mode_named(detect(cluster, kserve_settings(config)).mode).autoscaler:
-            return ok(f"{autoscaler}: {span}")
-    if config.kserve.prometheus is None:
-        hint = "to follow the load: KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus"
-        return ok("off: as many replicas under any load", hint)
-    if not _has(cluster, SCALED):
-        return missing(f"kserve.prometheus, but no {SCALED}", "install KEDA 2, or leave kserve.prometheus empty")
-    try:  # KEDA tells autoscalers through this API how high the load is
-        impatient = Cluster(cluster.login, cluster.namespace, patience_s=0)
-        impatient.request("GET", "/apis/external.metrics.k8s.io/v1beta1")
-    except (Absent, ClusterUnavailable):
-        hint = "is KEDA running? kubectl describe apiservice v1beta1.external.metrics.k8s.io"
-        return missing("KEDA's definitions, but nothing answers external.metrics.k8s.io", hint)
-    scaled, _ = cluster.list(SCALED_OBJECTS, labels=",".join(f"{key}={value}" for key, value in PART_OF.items()))
-    faults = [f"{body['metadata']['name']}: {why}" for body in scaled if (why := lacking(body))]
-    if faults:
-        hint = f"does KEDA reach {config.kserve.prometheus}, and does that have the series of manifests/monitoring?"
-        return warning(f"KEDA: {span}; {'; '.join(faults)}", hint)
-    return ok(f"KEDA: {span}")
+def _notifications(cluster: Cluster) -> Finding:
+    """Say whether rollouts and watches post what they see."""
+    if cluster.find(SECRETS, NOTIFY_SECRET):
+        return ok(f"by the web hook in the Secret {NOTIFY_SECRET}")
+    hint = f"kubectl -n {cluster.namespace} create secret generic {NOTIFY_SECRET} --from-file=url=/dev/stdin"
+    return off("no web hook gets rollbacks, approvals that wait and a watch's verdicts", hint)
 
 
 def _in_other_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[str]:

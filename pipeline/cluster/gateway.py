@@ -12,21 +12,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Final
 
-from pydantic import Field, model_validator
-
+from pipeline.cluster.clients_file import MONEY_PARTS, ClusterClients, read_clients
+from pipeline.cluster.gateway_usage import ENVOY_GATEWAY, NAMESPACE, PROXY, proxy, script
 from pipeline.cluster.objects import labelled
 from pipeline.runs.tables import Finding, missing, ok, warning
 from pipeline.settings.platform import ClientSettings, Platform
-from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
-from stages.parts.base.errors import ConfigError, InvalidName, NotInstalled, UnknownName
-from stages.parts.base.settings import Settings, parse, read_yaml
-from stages.parts.base.store import directory_name
+from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import SECRETS, Object
-from stages.parts.endpoint.clients import ANYBODY, DEFAULT, Allowed, new_key
+from stages.parts.endpoint.clients import new_key
 from stages.parts.endpoint.door import CLIENT_HEADER, CODES, KINDS
 from stages.parts.endpoint.routing import OFFERED
 from stages.rollout.kserve.detect import served_modes
@@ -36,125 +32,61 @@ POLICY: Final = "slipway-endpoints"
 """The SecurityPolicy; the same as in ``manifests/envoy-gateway``, which it replaces: a route obeys one only."""
 LIMITS: Final = "slipway-clients"
 """What counts requests and tokens."""
+LONGEST_BODY: Final = "64Mi"
+"""As on one machine; without it, Envoy Gateway's own limit is 32 KiB."""
 CERTIFICATE: Final = "slipway-endpoints"
 NETWORK_POLICY: Final = "endpoints-answer-the-cluster"
 """The one of ``manifests/base`` that it replaces: policies add to each other, and that one lets everybody in."""
-ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/v1alpha1"
 OWNER: Final = "gateway.envoyproxy.io/owning-gateway-"
 """How the labels of a proxy's pod begin that say whose it is."""
 ROUTE: Final[Object] = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute"}
 GROUP: Final = "serving.kserve.io/routing-group"
 """The label of KServe's routes in mode ``llm``, to which it gives no labels of ours."""
-NAMESPACE: Final = "slipway"
-TOKENS: Final = "tokens"
-"""Where in an answer's metadata, and under which name, its tokens are."""
-MOST_RULES: Final = 256
-"""Envoy Gateway takes no more limits in a policy, and no more names in a rule."""
 MESSAGES: Final = {
     401: "an API key is required: Authorization: Bearer KEY",
     403: "the client may not ask this",
     429: "the client's limit of requests or tokens per minute is reached",
 }
+BY_JWT: Final = "a token of {} is required: Authorization: Bearer TOKEN"
+MONTH_OVER: Final = "the client's budget of tokens or money per month is used up"
 HEADERS: Final = {
     401: {"name": "www-authenticate", "value": "Bearer"},
     # The rate-limit service counts by the minutes of the clock.
     429: {"name": "retry-after", "value": "%CEL(60 - request.time.getSeconds())%"},
 }
-COUNT: Final = f"""\
--- Tells the tokens that an answer, whole or streamed, says it used. The most that it says: it may repeat what it was
--- asked, numbers of the client's own among it.
-function envoy_on_response(handle)
-  local most, rest = -1, ""
-  for chunk in handle:bodyChunks() do
-    local text = rest .. tostring(chunk:getBytes(0, chunk:length()))
-    for said in text:gmatch('"total_tokens"%s*:%s*(%d+)') do
-      local tokens = math.min(tonumber(said), 1000000000)
-      if tokens > most then
-        most = tokens
-        handle:streamInfo():dynamicMetadata():set("{NAMESPACE}", "{TOKENS}", most)
-      end
-    end
-    rest = text:sub(-64)
-  end
-end
-"""
+NO_RETRY: Final = {"name": "x-should-retry", "value": "false"}
+"""Stops OpenAI's clients, which would try again at once."""
+NOT_WITHIN_MINUTES: Final = {
+    "name": "x-ratelimit-reset",
+    "value": {"type": "RegularExpression", "value": "[0-9]{3,}"},
+}
+"""What the rate-limit filter says if the limit that is reached is that of a month: how many seconds remain."""
 
 
-class ClusterClient(Allowed):
-    """One client in ``clients.yaml``."""
-
-    secret: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
-    """The Secret that holds its key, under its name."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.name in (DEFAULT, ANYBODY):
-            raise ValueError(f"{self.name!r} can't be the name of a client: Slipway itself uses it")
-        if self.requests_at_once or self.priority:
-            raise ValueError("requests_at_once and priority are for one machine: Envoy Gateway has neither per client")
-        if self.secret in (HUB_TOKEN.secret_name, API_KEY.secret_name):
-            raise ValueError(f"the Secret {self.secret} is for something else: every entry would be a client's key")
-        for model in self.models:
-            try:
-                directory_name(model)
-            except InvalidName as error:
-                raise ValueError(str(error)) from error
-        return self
-
-
-class ClusterClients(Settings):
-    """``clients.yaml``, which a platform team keeps."""
-
-    clients: tuple[ClusterClient, ...]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        names = [client.name for client in self.clients]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"named twice: {', '.join(twice)}")
-        if max(len(names), len(_limits(self))) > MOST_RULES:
-            raise ValueError(f"Envoy Gateway takes {MOST_RULES} clients, and as many limits of all of them")
-        return self
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(client.secret for client in self.clients))
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Those that are named; a client that names none may ask all."""
-        return tuple(dict.fromkeys(model for client in self.clients for model in client.models))
-
-    def named(self, name: str) -> ClusterClient:
-        """Return a client by its name. Raises: UnknownName."""
-        clients = {client.name: client for client in self.clients}
-        if name not in clients:
-            raise UnknownName("client", name, known=clients)
-        return clients[name]
-
-
-def read_clients(settings: ClientSettings) -> ClusterClients:
-    """Read the clients' file. Raises: ConfigError: it is missing or wrong; every mistake at once."""
-    path = Path(settings.file)
-    clients = parse(ClusterClients, read_yaml(path), str(path))
-    if not clients.clients:
-        raise ConfigError(f"{path} names no client", hint="without cluster.clients, endpoints have one key for all")
-    return clients
-
-
-def of(namespace: str, settings: ClientSettings) -> list[Object]:
-    """Make every object, for the endpoints in *namespace*. Raises: as ``read_clients``."""
+def of(namespace: str, settings: ClientSettings, image: str) -> list[Object]:
+    """Make every object, for the endpoints in *namespace*. *image*: of what takes in the usage. Raises: as
+    ``read_clients``."""
     clients = read_clients(settings)
     objects = [labelled("v1", "Secret", name, namespace, type="Opaque") for name in clients.secrets]
     objects += [_network_policy(namespace, settings), _security_policy(namespace, clients)]
     # Requests and tokens per minute, over all routes together, and OpenAI's errors.
-    traffic: Object = {"responseOverride": [_refusal(status) for status in MESSAGES]}
+    messages = MESSAGES | ({401: BY_JWT.format(clients.tokens.issuer)} if clients.tokens else {})
+    refusals = [_refusal(status, message) for status, message in messages.items()]
+    if any(client.tokens_per_month or client.money_per_month for client in clients.clients):
+        # Of two that fit, the first holds.
+        month = _refusal(429, MONTH_OVER, NO_RETRY)
+        refusals.insert(0, month | {"match": month["match"] | {"responseHeaders": [NOT_WITHIN_MINUTES]}})
+    traffic: Object = {"responseOverride": refusals}
     if limits := _limits(clients):
         traffic["rateLimit"] = {"type": "Global", "global": {"rules": limits}}
     objects.append(_policy("BackendTrafficPolicy", LIMITS, namespace, traffic))
-    if any(client.tokens_per_minute for client in clients.clients):
-        lua = {"lua": [{"type": "Inline", "inline": COUNT}]}
+    if any(client.cache_salt for client in clients.clients):
+        traffic["requestBuffer"] = {"limit": LONGEST_BODY}  # to which the salt is added
+    if settings.usage_secret or any(client.needs_script for client in clients.clients):
+        lua = {"lua": [{"type": "Inline", "inline": script(clients)}]}
         objects.append(_policy("EnvoyExtensionPolicy", LIMITS, namespace, lua))
+    if settings.usage_secret:
+        objects.append(proxy(namespace, settings, image))
     if settings.issuer:  # of a listener of the Gateway, whose namespace the certificate shares
         spec = {
             "secretName": f"{CERTIFICATE}-tls",
@@ -168,25 +100,33 @@ def of(namespace: str, settings: ClientSettings) -> list[Object]:
 
 
 def _security_policy(namespace: str, clients: ClusterClients) -> Object:
-    """Let in who has a key, to the models and routes that it may use. Envoy takes the key from the request, and says
-    the client's name in a header instead, which no client can set."""
-    free = [client.name for client in clients.clients if not client.models]
+    """Let in who has a key or a token, to the models and routes that it may use. Envoy says who it is in a header,
+    which no client can set, and takes the key from the request."""
+    free = [client.identity for client in clients.clients if not client.models]
     rules = _rules(free, "") if free else []
     for model in clients.models:
-        names = [client.name for client in clients.clients if model in client.models]
+        names = [client.identity for client in clients.clients if model in client.models]
         # KServe's usual templates give an endpoint these hosts; older versions of Slipway did without the digest.
         starts = dict.fromkeys((endpoint_name(model, namespace), endpoint_name(model, "")))
         hosts = (f"request.host.startsWith('{start}{sign}{namespace}.')" for start in starts for sign in "-.")
         rules += _rules(names, " || ".join(hosts))
-    spec = {
-        "apiKeyAuth": {
+    spec: Object = {"authorization": {"defaultAction": "Deny", "rules": rules}}
+    if clients.tokens:
+        issuer = {
+            "name": "issuer",
+            "issuer": clients.tokens.issuer,
+            "audiences": list(clients.tokens.audiences),
+            "remoteJWKS": {"uri": clients.tokens.jwks_uri},
+            "claimToHeaders": [{"claim": clients.tokens.claim, "header": CLIENT_HEADER}],
+        }
+        spec["jwt"] = {"providers": [issuer]}
+    else:
+        spec["apiKeyAuth"] = {
             "credentialRefs": [{"name": name} for name in clients.secrets],
             "extractFrom": [{"headers": ["Authorization"]}],  # as it is, or after "Bearer "
             "forwardClientIDHeader": CLIENT_HEADER,
             "sanitize": True,
-        },
-        "authorization": {"defaultAction": "Deny", "rules": rules},
-    }
+        }
     return _policy("SecurityPolicy", POLICY, namespace, spec)
 
 
@@ -224,25 +164,31 @@ def _network_policy(namespace: str, settings: ClientSettings) -> Object:
 def _limits(clients: ClusterClients) -> list[Object]:
     limits = []
     for client in clients.clients:
-        selector = {"headers": [{"name": CLIENT_HEADER, "type": "Exact", "value": client.name}]}
-        # Shared by all routes: otherwise each path of each model would count by itself.
-        rule: Object = {"clientSelectors": [selector], "shared": True}
-        if client.requests_per_minute:
-            limits.append(rule | {"limit": {"requests": client.requests_per_minute, "unit": "Minute"}})
-        if client.tokens_per_minute:
-            spent = {"from": "Metadata", "metadata": {"namespace": NAMESPACE, "key": TOKENS}}
-            cost = {"request": {"from": "Number", "number": 0}, "response": spent}
-            limits.append(rule | {"limit": {"requests": client.tokens_per_minute, "unit": "Minute"}, "cost": cost})
+        selector = {"headers": [{"name": CLIENT_HEADER, "type": "Exact", "value": client.identity}]}
+        for limit, unit, counted in (
+            (client.requests_per_minute, "Minute", None),
+            (client.tokens_per_minute, "Minute", "tokens"),
+            (client.tokens_per_month, "Month", "tokens"),
+            (client.money_per_month and round(client.money_per_month * MONEY_PARTS), "Month", "money"),
+        ):
+            if not limit:
+                continue
+            # Shared by all routes: otherwise each path of each model would count by itself.
+            rule: Object = {"clientSelectors": [selector], "shared": True, "limit": {"requests": limit, "unit": unit}}
+            if counted:
+                spent = {"from": "Metadata", "metadata": {"namespace": NAMESPACE, "key": counted}}
+                rule["cost"] = {"request": {"from": "Number", "number": 0}, "response": spent}
+            limits.append(rule)
     return limits
 
 
-def _refusal(status: int) -> Object:
+def _refusal(status: int, message: str, header: Object | None = None) -> Object:
     """Answer a refusal of the gateway's own with OpenAI's error body."""
-    error = {"message": MESSAGES[status], "type": KINDS[status], "param": None, "code": CODES[status]}
+    error = {"message": message, "type": KINDS[status], "param": None, "code": CODES[status]}
     body = {"type": "Inline", "inline": json.dumps({"error": error})}
     response: Object = {"contentType": "application/json", "body": body}
-    if status in HEADERS:
-        response["header"] = {"set": [HEADERS[status]]}
+    if header := header or HEADERS.get(status):
+        response["header"] = {"set": [header]}
     return {"match": {"statusCodes": [{"type": "Value", "value": status}]}, "source": "Local", "response": response}
 
 
@@ -265,7 +211,7 @@ def holders(cluster: Cluster, clients: ClusterClients) -> dict[str, str]:
 
 def add(cluster: Cluster, clients: ClusterClients, name: str) -> str:
     """Make the first key of a client that ``clients.yaml`` names, and return it. Raises: UnknownName, ConfigError."""
-    secret = clients.named(name).secret
+    secret = clients.named(name).secret or ""
     if name in holders(cluster, clients):
         raise ConfigError(
             f"there is a client {name!r}", hint=f"for a new key: slipway clients rotate {name} --engine argo"
@@ -284,6 +230,7 @@ def remove(cluster: Cluster, clients: ClusterClients, name: str) -> None:
 
 
 def _holder(cluster: Cluster, clients: ClusterClients, name: str) -> str:
+    clients.check_keys()
     secrets = holders(cluster, clients)
     if name not in secrets:
         raise UnknownName("client", name, known=secrets)
@@ -303,7 +250,7 @@ def _put(cluster: Cluster, secret: str, name: str) -> str:
 def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Finding:
     """Check that the gateway does what ``clients.yaml`` says."""
     try:
-        wrong = list(_not_in_force(cluster, of(platform.namespace, settings)))
+        wrong = list(_not_in_force(cluster, of(platform.namespace, settings, platform.image_of("serve"))))
         clients = read_clients(settings)
     except (ConfigError, NotInstalled) as error:
         return missing(str(error), error.hint)
@@ -314,8 +261,10 @@ def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Fin
         text = f"the Secret {API_SECRET}: vLLM asks for its key, which the gateway does not send"
         hint = f"kubectl -n {platform.namespace} delete secret {API_SECRET}; the next release needs no key"
         return missing(text, hint)
+    if settings.usage_secret and (problem := _without_usage(cluster, settings)):
+        return problem
     names, secrets = [client.name for client in clients.clients], holders(cluster, clients)
-    if keyless := [name for name in names if name not in secrets]:
+    if keyless := [name for name in names if not clients.tokens and name not in secrets]:
         return warning(f"without a key: {', '.join(keyless)}", f"slipway clients add {keyless[0]} --engine argo")
     try:
         served = set(served_modes(cluster, cluster.namespace))
@@ -344,3 +293,17 @@ def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
                 for condition in conditions
                 if condition["type"] == "Accepted" and condition["status"] != "True"
             }
+
+
+def _without_usage(cluster: Cluster, settings: ClientSettings) -> Finding | None:
+    """Tell why no usage is kept, as far as that may be seen."""
+    gateway_namespace, _, name = settings.gateway.partition("/")
+    gateway = cluster.find(cluster.kind("gateway.networking.k8s.io/v1", "Gateway"), name, gateway_namespace) or {}
+    parameters = gateway.get("spec", {}).get("infrastructure", {}).get("parametersRef", {})
+    if parameters.get("name") != PROXY:
+        hint = f"its owner adds infrastructure.parametersRef, of an EnvoyProxy {PROXY} (docs/endpoint.md)"
+        return missing(f"no usage is kept: the Gateway {settings.gateway} does not use EnvoyProxy {PROXY}", hint)
+    if cluster.find(SECRETS, settings.usage_secret or "", settings.proxies) is None:
+        hint = f"kubectl -n {settings.proxies} create secret generic {settings.usage_secret} --from-file=url"
+        return missing(f"no Secret {settings.proxies}/{settings.usage_secret}: the gateway's pods don't start", hint)
+    return None

@@ -15,12 +15,14 @@ from pipeline.argo.runs import all_runs
 from pipeline.argo.status import ended
 from pipeline.argo.template import with_cluster
 from pipeline.cluster.controller import account, has_repository
-from pipeline.cluster.manifests import documents_of, for_kserve
+from pipeline.cluster.manifests import documents_of, for_envoy_gateway, for_kserve
+from pipeline.cluster.monitoring import Monitoring
+from pipeline.cluster.scaling_check import with_prometheus
 from pipeline.runs.tables import plain_table
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
 from pipeline.workflow.parameters import NAME
-from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
+from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN, SIGNING_KEY
 from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict, NotInstalled
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
@@ -29,10 +31,11 @@ from stages.rollout.kserve.objects import PART_OF
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
 """Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
+POLICIES: Final = "securitypolicies.gateway.envoyproxy.io"
 VOLATILE: Final = ("resourceVersion", "managedFields", "generation")
 SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
 UNLABELLED: Final = (
-    *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY)),
+    *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY, SIGNING_KEY)),
     *(("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")),
 )
 """What people make for Slipway by hand, and what every namespace has."""
@@ -53,17 +56,17 @@ class ObjectChange:
 
 
 def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) -> list[ObjectChange]:
-    """Apply every document, after checking that the cluster has all their kinds, and, if KServe is installed, what
-    rollouts need. *force* takes over fields that another manager has changed.
+    """Apply every document, after checking that the cluster has all their kinds, and what KServe, Envoy Gateway and
+    Prometheus need, where they are. *force* takes over fields that another manager has changed.
 
     Raises:
         NotInstalled: the definition of a custom resource is missing; the hint says what brings it.
         Conflict: another manager has changed a field, which is named.
         AccessDenied, ClusterRefused, ClusterUnavailable: the first document that fails raises it.
     """
-    documents = documents_of(_with_what_argo_has(cluster, config))
+    documents = [*documents_of(_with_what_argo_has(cluster, config)), *_for_others(cluster, config)]
     if has_kserve(cluster):
-        documents += for_kserve(config.platform.namespace)
+        documents += with_prometheus(for_kserve(config.platform.namespace), cluster)
     documents = in_order(documents)
     kinds = [cluster.kind(document["apiVersion"], document["kind"]) for document in documents]
     namespaces = {document["metadata"]["name"] for document in documents if document["kind"] == NAMESPACES.name}
@@ -77,6 +80,14 @@ def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) 
 
 def has_kserve(cluster: Cluster) -> bool:
     return cluster.find(DEFINITIONS, CRD) is not None
+
+
+def _for_others(cluster: Cluster, config: RunConfig) -> list[Object]:
+    """Return what Prometheus, Grafana and Envoy Gateway take, where they are and may be seen."""
+    documents = Monitoring(cluster, config).documents
+    with contextlib.suppress(AccessDenied):
+        documents += for_envoy_gateway(config) if cluster.find(DEFINITIONS, POLICIES) else []
+    return documents
 
 
 def _with_what_argo_has(cluster: Cluster, config: RunConfig) -> RunConfig:
@@ -147,7 +158,8 @@ def uninstall(cluster: Cluster, config: RunConfig, *, models: bool, dry_run: boo
         Conflict: runs are active in the namespace, or endpoints serve there, and not *force*.
         AccessDenied, ClusterUnavailable: the first object that fails raises it; what went before is removed.
     """
-    documents = in_order([*documents_of(config), *for_kserve(config.platform.namespace)])[::-1]
+    documents = [*documents_of(config), *for_kserve(config.platform.namespace), *_for_others(cluster, config)]
+    documents = in_order(documents)[::-1]
     if not force:
         _refuse_while_used(cluster)
     elsewhere = _other_installation(cluster)

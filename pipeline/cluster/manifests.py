@@ -1,6 +1,6 @@
 """The manifests of each platform: the workflow, its volume, locks, rights and limits.
 
-``manifests/base`` is the platform ``cluster``: some files are written by hand, four are generated from
+``manifests/base`` is the platform ``cluster``: some files are written by hand, three are generated from
 ``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds only the differences, as patches generated
 from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` works without Slipway;
 ``documents`` returns the same objects without kubectl.
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline.cluster import gateway, store_commands, watching
+from pipeline.cluster import gateway, shared_policy, store_commands
 from pipeline.cluster import objects as cluster_objects
 from pipeline.settings.config import RunConfig, load, names
 from pipeline.settings.platform import ClientSettings
@@ -25,15 +25,17 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import write_text
 from stages.parts.cluster.kinds import Object
 from stages.parts.records.rollout import LOCAL
+from stages.parts.releases.signing import verifier
+from stages.rollout.kserve.objects import SIGNING, TRUSTED_KEY
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 SHARED: Final = "cluster"
 """The platform that the others extend."""
-WRITTEN: Final = ("namespace.yaml", "accounts.yaml", "network.yaml", "nightly.yaml")
+WRITTEN: Final = ("namespace.yaml", "accounts.yaml", "network.yaml", "nightly.yaml", "watch.yaml")
 """Files of ``manifests/base`` that are written by hand. Their namespace is ``NAMESPACE``."""
-TRIGGERS: Final = {"events": "events", "poll": "events/poll"}
+TRIGGERS: Final = {"events": "events", "poll": "events/poll", "fleet": "events/fleet"}
 """The folders of what starts runs, by the names that ``slipway render`` takes."""
-WITH_IMAGES: Final = ("events/receiver.yaml", "events/poll/poll.yaml")
+WITH_IMAGES: Final = ("events/receiver.yaml", "events/poll/poll.yaml", "events/fleet/fleet.yaml")
 """Written by hand, but for the images: these are the platform's, so that a registry is named in one place."""
 IMAGE: Final = re.compile(r"(?<=image: )\S*/slipway-slim:\S+")
 NAMESPACE: Final = "slipway"
@@ -59,20 +61,42 @@ def documents(platform: str) -> list[Object]:
 def documents_of(config: RunConfig) -> list[Object]:
     """Make all objects of a platform, in an order to apply them. Raises: ConfigError: it is not a cluster."""
     cluster, namespace = config.cluster, config.platform.namespace
+    clients = gateway.of(namespace, cluster.clients, config.platform.image_of("serve")) if cluster.clients else []
     objects = [
         *_written(namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
         *cluster_objects.of(config.platform, cluster),
+        *_verification_key(config),
         workflow_template(config),
         *store_commands.of(config),
-        *watching.of(config),
-        *(gateway.of(namespace, cluster.clients) if cluster.clients else []),
+        *clients,
+        *(shared_policy.of(namespace, clients) if config.kserve.shared_host else []),
     ]
     return list({_identity(body): body for body in objects}.values())
+
+
+def _verification_key(config: RunConfig) -> Iterator[Object]:
+    """Yield the ConfigMap with the key by which pods verify releases, if there is one. Raises: ConfigError: it is not a
+    public key: a private one would be shown to all who may read the namespace."""
+    if path := config.serving.verification_key:
+        verifier(Path(path))
+        data = {TRUSTED_KEY.name: Path(path).read_text(encoding="utf-8")}
+        yield cluster_objects.labelled("v1", "ConfigMap", SIGNING, config.platform.namespace, data=data)
 
 
 def for_kserve(namespace: str) -> list[Object]:
     """Read the objects that rollouts need if KServe is installed, for a pipeline in *namespace*."""
     return list(_written(namespace, *_listed(MANIFESTS / "kserve")))
+
+
+def for_monitoring(namespace: str) -> list[Object]:
+    """Read what Prometheus scrapes and alerts by, of a pipeline in *namespace*."""
+    return list(_written(namespace, *_listed(MANIFESTS / "monitoring")))
+
+
+def for_envoy_gateway(config: RunConfig) -> list[Object]:
+    """Read what refuses at the gateway, too, what endpoints do not offer; nothing where clients have policies."""
+    folder = MANIFESTS / "envoy-gateway"
+    return [] if config.cluster.clients else list(_written(config.platform.namespace, *_listed(folder)))
 
 
 def for_triggers(trigger: str, config: RunConfig) -> list[Object]:
@@ -114,13 +138,12 @@ def files() -> dict[Path, str]:
         "platform.yaml": cluster_objects.of(shared.platform, shared.cluster),
         "workflow.yaml": [workflow_template(shared)],
         "commands.yaml": store_commands.of(shared),
-        "watch.yaml": watching.of(shared),
     }
     base["kustomization.yaml"] = [_kustomization([*WRITTEN, *base])]
     image = shared.platform.image_of("resolve")
     texts = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}
     texts |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
-    texts[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE))
+    texts[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE, image=""))
     for name in clusters():
         overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
         texts[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])

@@ -4,11 +4,10 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, SecretEnv, Task, WorkflowTemplate, models
+from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, WorkflowTemplate, models
 
 from pipeline.cluster.objects import labelled
 from pipeline.settings.config import RunConfig
@@ -16,7 +15,8 @@ from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from pipeline.workflow.pods import titled
-from pipeline.workflow.stage_templates import API_KEY, workflow_parameter
+from pipeline.workflow.stage_templates import API_KEY, NOTIFY, workflow_parameter
+from stages.parts.base.errors import Degraded
 from stages.parts.base.program import PRINTED
 from stages.parts.cluster.kinds import Object
 
@@ -24,8 +24,9 @@ INSTALLED: Final = f"{NAME}-settings"
 """The ConfigMap with the settings that hold unless a command brings its own."""
 KEY: Final = "config"
 SETTINGS: Final = "/settings/config.yaml"
-PROGRAM: Final = ("python", "-m", "pipeline")
 PARSED: Final = "import json, sys; from pipeline.cli import main; sys.argv[1:] = json.loads(sys.argv[1]); main()"
+WATCH: Final = f"{NAME}-watch"
+GO_BACK: Final = f"{WATCH}-rollback"
 MODEL: Final = Parameter(name="model", description="a model that a run has published, such as org/name")
 
 
@@ -35,7 +36,9 @@ class StoreCommand:
     description: str
     arguments: tuple[str, ...]
     parameters: tuple[Parameter, ...] = (MODEL,)
-    program: tuple[str, ...] = PROGRAM
+    program: tuple[str, ...] = ("python", "-m", "pipeline")
+    stage: str = "rollout"
+    """Whose rights it has, and what it may reach."""
 
 
 COMMANDS: Final = (
@@ -63,6 +66,18 @@ COMMANDS: Final = (
         ("rollout", "abort", workflow_parameter("model")),
     ),
     StoreCommand(f"{NAME}-releases", "Lists a model's releases.", ("releases", workflow_parameter("model"))),
+    StoreCommand(
+        WATCH,
+        "Looks whether what serves still is what was released.",
+        ("watch", workflow_parameter("model"), "--once"),
+        (MODEL, Parameter(name="rollback", value="false", description=f"true: at an alarm, start {GO_BACK}")),
+        stage="watch",
+    ),
+    StoreCommand(
+        GO_BACK,
+        "Looks again and, at an alarm, goes back to an earlier release that is sound.",
+        ("watch", workflow_parameter("model"), "--once", "--rollback"),
+    ),
 )
 
 
@@ -74,50 +89,36 @@ def of(config: RunConfig) -> list[Object]:
     return [settings, *(_template(command, config.platform) for command in COMMANDS)]
 
 
-def settings_parameter() -> Parameter:
-    """Return the parameter of a workflow with the settings of its commands."""
-    default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
-    return Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
-
-
-def container_of(
-    platform: Platform,
-    name: str,
-    arguments: Sequence[str],
-    *,
-    stage: str = "rollout",
-    program: Sequence[str] = PROGRAM,
-    inputs: Sequence[Parameter] = (),
-    env: Sequence[SecretEnv] = (),
-) -> Container:
-    """Make the template of a command, with the rights of a *stage*. It is not tried again: a second rollback would go
-    back by one release more."""
-    asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
-    return Container(
-        name=name,
-        image=platform.image_of("rollout"),
-        command=list(program),
-        args=list(arguments),
-        env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, *env],
-        inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config")), *inputs],
-        outputs=[pods.output(PRINTED, default="")],
-        volume_mounts=pods.mounts(asks, platform),
-        termination_message_policy="FallbackToLogsOnError",
-        **pods.of_stage(stage, asks, platform, metrics=False),
-    )
-
-
 def _template(command: StoreCommand, platform: Platform) -> Object:
     title = " ".join(word for word in ("slipway", *command.arguments[:2]) if "{{" not in word)
     run_title = " ".join(("slipway", *command.arguments))
+    default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
+    config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
+    watches = command.name == WATCH
     about, of_run = (titled(text, command.description) for text in (title, run_title))
     with WorkflowTemplate(
-        arguments=[*command.parameters, settings_parameter()],
+        arguments=[*command.parameters, config],
         **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
     ) as template:
-        # With the rights of a rollout, and what it may reach.
-        container_of(platform, COMMAND, command.arguments, program=command.program)
+        asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
+        # It is not tried again: a second rollback would go back by one release more.
+        Container(
+            name=COMMAND,
+            image=platform.image_of("rollout"),
+            command=list(command.program),
+            args=list(command.arguments),
+            env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, NOTIFY],
+            inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
+            outputs=[pods.output(PRINTED, default="")],
+            volume_mounts=pods.mounts(asks, platform),
+            termination_message_policy="FallbackToLogsOnError",
+            **pods.of_stage(command.stage, asks, platform, variant=workflow_parameter("model"), metrics=watches),
+        )
         with DAG(name="pipeline"):
             Task(name=COMMAND, template=COMMAND)
+            if watches:
+                wanted = f"{{{{tasks.{COMMAND}.exitCode}}}} == {Degraded.exit_code} && {workflow_parameter('rollback')}"
+                other = models.TemplateRef(name=GO_BACK, template=COMMAND)
+                Task(name="rollback", template_ref=other, depends=f"{COMMAND}.Failed", when=f"{wanted} == true")
     compiled: Object = template.to_dict()
     return compiled

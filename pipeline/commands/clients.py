@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,10 +12,17 @@ from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.cluster.gateway import ClusterClients
+    from pipeline.cluster.clients_file import ClusterClients
     from stages.parts.cluster.api import Cluster
     from stages.parts.endpoint.clients import Allowed
 
+LIMITS: Final = {
+    "requests_per_minute": "Requests/min",
+    "tokens_per_minute": "Tokens/min",
+    "tokens_per_month": "Tokens/month",
+    "money_per_month": "Money/month",
+    "requests_at_once": "At once",
+}
 NameArgument = Annotated[str, typer.Argument(help="The client's name, in lower case.")]
 
 
@@ -109,8 +116,12 @@ def list_clients(*, options: ConfigOptions, where: Where) -> Printout:
         from pipeline.cluster.gateway import holders
 
         cluster, clients = _on_cluster(options, where)
-        keys = holders(cluster, clients)
-        document = [client.model_dump(mode="json") | {"key": client.name in keys} for client in clients.clients]
+        keys = None if clients.tokens else holders(cluster, clients)
+        document = [
+            client.model_dump(mode="json")
+            | {"cache_salt": client.cache_salt is not None, "key": None if keys is None else client.name in keys}
+            for client in clients.clients
+        ]
         return Printout(document, _table(clients.clients, keys=keys))
     from stages.parts.endpoint.clients import read_clients
 
@@ -122,7 +133,7 @@ def list_clients(*, options: ConfigOptions, where: Where) -> Printout:
 
 def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterClients]:
     """Return the cluster with its endpoints, and the clients that the platform names."""
-    from pipeline.cluster.gateway import read_clients
+    from pipeline.cluster.clients_file import read_clients
 
     settings = options.load()
     platform = settings.platform
@@ -138,10 +149,10 @@ def _table(rows: Sequence[Allowed], keys: Collection[str] | None = None) -> Any:
     """Return a table of clients; with *keys*, the names of those that have one, it says who has."""
     from pipeline.runs.tables import plain_table
 
-    limits = ("Requests/min", "Tokens/min", "At once", "Priority")
-    table = plain_table("Client", "Models", *limits, *(["Key"] if keys is not None else []), right=limits)
+    headings = [*LIMITS.values(), "Priority"]
+    table = plain_table("Client", "Models", *headings, *(["Key"] if keys is not None else []), right=headings)
     for client in rows:
-        counts = (client.requests_per_minute, client.tokens_per_minute, client.requests_at_once)
+        counts = [getattr(client, limit, None) for limit in LIMITS]  # some are of a cluster alone
         table.add_row(
             client.name,
             ", ".join(client.models) or "all",

@@ -1,160 +1,120 @@
-"""``slipway drill``: test the running endpoint under load, with a rollback, with a crash, and whether it scales."""
+"""``slipway drill``: what a production review asks of the running endpoint, tried on it."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pipeline.commands.options import Commands, LocalOptions, WorkloadOption
+from pipeline.commands.options import Commands, VolumeOptions, WorkloadOption
 from pipeline.commands.releases import target_of_endpoint
 from pipeline.runs.engine import Printout
 from stages.parts.base.log import say
 
 if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
-    from stages.parts.base.store import ModelStore
-    from stages.rollout.drills import CrashDrill, LoadDrill, RollbackDrill
-    from stages.rollout.scale_drill import ScaleDrill
-    from stages.rollout.target import Target
+    from stages.parts.records.drills import Drill
+    from stages.rollout.pressure import Scene
 
-UNBOUNDED_MS: Final = 1e9
+DRILLS: Final = {
+    "load": "Send twice the peak.\n\nFails if requests are lost, or clearly fewer answered than at the peak.",
+    "overload": "Send ten times the peak.\n\nFails unless what is too much is refused at once.",
+    "long-context": "Keep a request of the maximum length beside short ones.\n\nFails if these get far slower.",
+    "kv-full": "Fill the KV cache.\n\nFails if requests are lost.",
+    "slow-client": "Keep a thousand streams that are read slowly.\n\nFails if others get slower, or anything is left.",
+    "crash": "Kill a server under load.\n\nEnds a server. Fails if it is not up again within five minutes.",
+    "cold": "Kill a server, and time its next start.\n\nEnds a server. Fails if that takes far longer than measured.",
+    "rollback": "Roll back under load, and forward.\n\nEnds servers. Fails if a request fails, or after five minutes.",
+    "scale": "Ask for more than the replicas can take.\n\nFails if requests fail, or no more get ready in time.",
+    "all": "Do all of these in turn.\n\nEnds servers. The report then has a section on production readiness.",
+}
+"""The help of each."""
 ServedModelArgument = Annotated[str, typer.Argument(help="A model that is being served.")]
+
+commands = Commands("Test the running endpoint with load and failures.", "drill all org/name --short", name="drill")
 
 
 @dataclasses.dataclass(frozen=True)
-class DrillOptions(LocalOptions):
-    """The settings of a drill, and the store."""
+class DrillOptions(VolumeOptions):
+    """How a drill is done, and where."""
 
+    short: Annotated[bool, typer.Option("--short", help="Less of everything: under a minute for each drill.")] = False
+    peak: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Requests per second at the expected peak. Default: what was measured."),
+    ] = None
     workload: WorkloadOption = None
 
-    def of(self, model: str, *, served: bool = True) -> tuple[RunConfig, ModelStore, Target, str]:
-        """Return the settings, the model's folder, the target that serves it, and the address to send requests to if
-        this machine can't resolve the cluster's host names.
+    def scene(self, model: str) -> Scene:
+        """Gather what is drilled: by requests as the release was measured with, unless a workload is named. They go to
+        ``kserve.gateway_url`` where this machine can't resolve the cluster's host names.
 
-        Raises: NothingToServe: the platform is this machine, and has no endpoint, although *served*.
+        Raises: NothingToServe: nothing is being served.
         """
+        from stages.parts.base.workload import Workload
         from stages.parts.records.rollout import LOCAL
-        from stages.rollout.drills import running_endpoint
+        from stages.parts.releases.pinned import MeasuredWith
+        from stages.rollout.drills import served
+        from stages.rollout.pressure import Scene
 
         settings, store = self.load(workload=self.workload), self.of_model(model)
-        on_cluster = settings.platform.serves_on != LOCAL
-        if served and not on_cluster:
-            running_endpoint(store)
-        via = settings.kserve.gateway_url or "" if on_cluster else ""
-        return settings, store, target_of_endpoint(settings, store, model), via
+        target, fields = target_of_endpoint(settings, store, model), settings.workload.model_dump()
+        if self.workload is None:
+            measured = MeasuredWith.of(store.releases / served(store, target)).workload
+            fields |= {name: value for name, value in measured.items() if name in fields}
+        via = settings.kserve.gateway_url or "" if target.name != LOCAL else ""
+        return Scene(store, target, Workload.model_validate(fields), settings.rollout, via, self.peak, self.short)
 
 
-commands = Commands("Test the running endpoint with load and failures.", "drill rollback org/name", name="drill")
+def _add(name: str, text: str) -> None:
+    def command(model: ServedModelArgument, *, options: DrillOptions) -> Printout:
+        from stages.rollout.pressure import BY_NAME
+
+        scene = options.scene(model)
+        if name == "all":
+            scene.peak()  # without which most of them are not possible
+        return _printout(scene, BY_NAME if name == "all" else {name: BY_NAME[name]})
+
+    command.__doc__ = text
+    commands.add(f"drill {name} org/name --short", name, cleans_up=True)(command)
 
 
-@commands.add("drill load org/name --peak 32 --seconds 120")
-def load(
-    model: ServedModelArgument,
-    peak: Annotated[
-        int | None, typer.Option(min=1, help="Requests in flight at the expected peak. Default: the workload's.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 60,
-    ttft_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option(help="p95 allowed. Default: the workload's slo.")] = None,
-    *,
-    options: DrillOptions,
-) -> Printout:
-    """Send twice the expected peak load.
-
-    Fails if a request fails or a latency target is missed.
-    """
-    from stages.parts.base.errors import NothingToServe
-    from stages.parts.base.workload import Slo
-    from stages.rollout.drills import access_to, drill_load
-
-    settings, store, target, via = options.of(model)
-    slo = settings.workload.slo
-    if ttft_ms is not None or tpot_ms is not None:
-        slo = Slo(
-            ttft_ms=ttft_ms or (slo.ttft_ms if slo else UNBOUNDED_MS),
-            tpot_ms=tpot_ms or (slo.tpot_ms if slo else UNBOUNDED_MS),
-        )
-    expected = peak or settings.workload.concurrency
-    if target.split().stable is None:
-        raise NothingToServe(f"{model} is not being served on {settings.platform.name}")
-    say(f"{2 * expected} requests in flight for {seconds:g} s")
-    access = access_to(store, target.client_url(), via)
-    return _result(drill_load(access, settings.workload, peak=expected, seconds=seconds, slo=slo))
+for _name, _text in DRILLS.items():
+    _add(_name, _text)
 
 
-@commands.add("drill rollback org/name --json", cleans_up=True)
-def rollback(
-    model: ServedModelArgument,
-    limit_s: Annotated[float, typer.Option(min=0, help="Seconds that the rollback may take.")] = 300,
-    *,
-    options: DrillOptions,
-) -> Printout:
-    """Roll back under load, and forward again.
+def _printout(scene: Scene, drills: Mapping[str, Callable[[Scene], Drill]]) -> Printout:
+    """Do the drills, and print how they went; the command fails if one of them did. One that is not possible here does
+    not keep others from being done."""
+    from stages.parts.base.errors import DrillFailed, Interrupted, SlipwayError
+    from stages.parts.records.drills import keep
+    from stages.report.page import renew
 
-    Goes to the previous release. Fails if it takes too long or a request fails. With a platform that serves on KServe,
-    it is tested there.
-    """
-    from stages.rollout.drills import drill_rollback
-
-    settings, store, target, via = options.of(model)
-    return _result(drill_rollback(store, target, settings.workload, settings.rollout, limit_s=limit_s, via=via))
-
-
-@commands.add("drill crash org/name")
-def crash(
-    model: ServedModelArgument,
-    canary: Annotated[
-        bool, typer.Option("--canary", help="Kill the canary's server instead of the stable one's.")
-    ] = False,
-    *,
-    options: DrillOptions,
-) -> Printout:
-    """Kill a server under load, and count failed requests.
-
-    Fails if it does not answer again within five minutes. With a platform that serves on KServe, one of the release's
-    pods is killed.
-    """
-    from stages.rollout.drills import drill_crash
-
-    settings, store, target, via = options.of(model)
-    return _result(drill_crash(store, target, settings.workload, canary=canary, via=via))
-
-
-@commands.add("drill scale org/name --platform gke --down")
-def scale(
-    model: ServedModelArgument,
-    limit_s: Annotated[
-        float, typer.Option(min=1, help="Seconds until the replicas are ready and, with --down, gone again.")
-    ] = 900,
-    seconds: Annotated[float, typer.Option(min=1, help="How long the load goes on with all replicas.")] = 30,
-    down: Annotated[
-        bool, typer.Option("--down", help="Then wait until there are as few replicas as before, with one client.")
-    ] = False,
-    *,
-    options: DrillOptions,
-) -> Printout:
-    """Send more load until more replicas are ready.
-
-    Fails if they don't get ready or a request fails. This needs a platform that serves on KServe, with KEDA or Knative.
-    The load comes on top of what clients send.
-    """
-    from stages.rollout.scale_drill import ScaleLimits, drill_scale
-
-    settings, store, target, via = options.of(model, served=False)
-    limits = ScaleLimits(limit_s=limit_s, seconds=seconds, down=down)
-    return _result(drill_scale(store, target, settings.workload, limits, via=via))
-
-
-def _result(drill: LoadDrill | RollbackDrill | CrashDrill | ScaleDrill) -> Printout:
-    """Print how a drill went; the command fails if the drill failed."""
-    from stages.rollout.drills import failure_of
-
-    document = drill.model_dump(mode="json") | {"held": not drill.failures()}
-    lines = []
-    for name, value in document.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {part}" for key, part in value.items())
-        lines.append(f"{name:20} {value}")
-    return Printout(document, "\n".join(lines), failure_of(drill.failures(), drill.answers))
+    results, impossible = [], {}
+    for name, drill in drills.items():
+        began, at = time.monotonic(), datetime.now(UTC)
+        try:
+            outcome = drill(scene)
+        except SlipwayError as error:
+            if len(drills) == 1 or isinstance(error, DrillFailed | Interrupted):
+                raise
+            impossible[name] = str(error)
+            say(f"{name}: not possible: {error}")
+            continue
+        seconds = round(time.monotonic() - began, 1)
+        result = outcome.model_copy(update={"drill": name, "seconds": seconds, "short": scene.short, "at": at})
+        say(f"{name}: {'; '.join(result.failures) or result.verdict}, after {seconds:.0f} s")
+        if scene.store.path.is_dir():  # from outside of a cluster, its store is not here
+            keep(scene.store, result)
+            renew(scene.store, result.release)
+        results.append(result)
+    lines = [f"{each.drill:13} {each.verdict:13} {each.text}" for each in results]
+    lines += [f"{name:13} not possible  {why}" for name, why in impossible.items()]
+    failed = [f"{each.drill}: {'; '.join(each.failures)}" for each in results if each.failures]
+    errors = dict.fromkeys(error for each in results for error in each.answers.errors)
+    failure = DrillFailed("; ".join(failed), hint=f"the requests' errors: {', '.join(errors) or 'none'}")
+    document = {"drills": [each.model_dump(mode="json") for each in results], "not_possible": impossible}
+    return Printout(document, "\n".join(lines), failure if failed else None)

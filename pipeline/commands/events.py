@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands.fleet import apply
 from pipeline.commands.options import (
     Commands,
     ConfigOption,
@@ -32,12 +32,15 @@ def trigger(
     provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Workflow, and start nothing.")] = False,
     follow: FollowOption = True,
+    fleet: Annotated[
+        Path | None, typer.Option(help="Run it with its settings in this fleet file, as slipway apply does.")
+    ] = None,
     profile: ProfileOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     *,
     where: Where,
-) -> Printout:
+) -> Printout | None:
     """Start the run that a registry's webhook would start.
 
     If the event starts no run, it says why and ends with exit code 52.
@@ -47,6 +50,8 @@ def trigger(
 
     push = push_of(provider, _read(payload))
     say(f"{push.model} was pushed at {push.commit}")
+    if fleet:
+        return apply(fleet, push.model, push.commit, dry_run=dry_run, where=where)
     if dry_run:
         import yaml
 
@@ -101,12 +106,14 @@ def receive(
 
 def _read(path: str) -> Any:
     """Read the payload. Raises: ConfigError: the file can't be read, or is not JSON."""
+    from stages.parts.base.store import from_json
+
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
     try:
-        return json.loads(text)
+        return from_json(text)
     except ValueError as error:
         raise ConfigError(
             f"{path} is not JSON: {error}", hint="--payload takes the body of the webhook's request"

@@ -52,6 +52,9 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="One setting, e.g. serving.max_model_len=4096.")
 ]
+PlatformOption = Annotated[
+    str | None, typer.Option(envvar="SLIPWAY_PLATFORM", help="Where it runs: a name in configs/platforms.")
+]
 RevisionOption = Annotated[str, typer.Option(help="Branch, tag or commit.")]
 ProfileOption = Annotated[
     str | None,
@@ -115,7 +118,7 @@ def assignments_of(source: str | None, store: Path) -> list[str]:
     report = RunReport.read(Path(source) if Path(source).is_file() else folder(store, source) / JSON)
     if report is None or not report.evaluations:
         raise ConfigError(f"{source} measured no candidates", hint="name a run that measured some, or its report.json")
-    evaluations = [evaluation for evaluation in report.evaluations if evaluation.variant != PRODUCTION]
+    evaluations = [evaluation for evaluation in report.evaluations if variant_of(evaluation.variant) != PRODUCTION]
     names, asked = [evaluation.variant for evaluation in evaluations], report.settings
     recipes = {recipe_of(name): each.recipe for name, each in zip(names, evaluations, strict=True) if each.recipe}
     chosen = {
@@ -130,9 +133,7 @@ def assignments_of(source: str | None, store: Path) -> list[str]:
 class ConfigOptions:
     """The settings of a command: a file, a platform, and single fields."""
 
-    platform: Annotated[
-        str | None, typer.Option(envvar="SLIPWAY_PLATFORM", help="Where it runs: a name in configs/platforms.")
-    ] = None
+    platform: PlatformOption = None
     config: ConfigOption = None
     assignments: SetOption = None
 
@@ -255,7 +256,7 @@ class VolumeOptions(Where, ConfigOptions):
         settings, root = self.of_cluster(), self.invocation.find_root()
         # Without what says where the command runs and with which settings.
         words = self.invocation.command_path.removeprefix(root.command_path).split()
-        place = {field.name for field in dataclasses.fields(self)}
+        place = {field.name for field in dataclasses.fields(VolumeOptions)}
         for param in self.invocation.command.params:
             value = self.invocation.params.get(param.name or "")
             if param.name in place or value is None or value is False:

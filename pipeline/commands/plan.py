@@ -97,8 +97,8 @@ def render(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="workflow: the Argo WorkflowTemplate. config: every setting that applies. events, poll: what starts "
-            "runs on a cluster, with the platform's image.",
+            help="workflow: the Argo WorkflowTemplate. config: every setting that applies. events, poll, fleet: what "
+            "starts runs on a cluster, with the platform's image.",
         ),
     ],
     profile: ProfileOption = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from pipeline.commands.options import (
     Commands,
     ConfigOption,
     ConfigOptions,
+    LocalOptions,
     ModelArgument,
     SetOption,
     StoreOptions,
@@ -106,9 +108,7 @@ def rollback(
 
     settings, store = volume.load(), volume.of_model(model)
     target = target_of_endpoint(settings, store, model)
-    release, is_served = roll_back(store, target, settings.rollout, to=to)
-    text = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
-    return Printout({"model": model, "release": release, "served": is_served}, text)
+    return _in_production(model, *roll_back(store, target, settings.rollout, to=to))
 
 
 @release_commands.add("release promote org/name --release 4 --reason 'its tone was wanted'", cleans_up=True)
@@ -135,9 +135,61 @@ def promote(
         raise NothingToServe(f"no release of {model} is published", hint=f"first: slipway run {model}")
     name = find(store, release) if release else names[max(names)]
     target = target_of_endpoint(settings, store, model)
-    is_served = publish(store, target, settings.rollout, name, reason)
-    text = f"{name} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
-    return Printout({"model": model, "release": name, "served": is_served}, text)
+    return _in_production(model, name, publish(store, target, settings.rollout, name, reason))
+
+
+def _in_production(model: str, release: str, is_served: bool) -> Printout:
+    text = f"{release} is in production" + ("" if is_served else f"; nothing was being served: slipway serve {model}")
+    return Printout({"model": model, "release": release, "served": is_served}, text)
+
+
+@release_commands.add("release export org/name release.tar")
+def export(
+    model: ModelArgument,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A .tar file, or a directory, that is made.")],
+    release: Annotated[
+        str | None, typer.Option(help="A release's number or name. Default: the one in production.")
+    ] = None,
+    *,
+    options: LocalOptions,
+) -> Printout:
+    """Write a release as an OCI image.
+
+    The image has the release's files in /models, its decision and its signature among them, as KServe and image volumes
+    take it. `release import` puts it into another store.
+    """
+    from pipeline.upkeep.image import export as write
+    from stages.parts.endpoint.endpoint import published
+    from stages.parts.releases.release import find
+
+    store = options.of_model(model)
+    folder = store.releases / find(store, release) if release else published(store)
+    digest = write(folder, store.model, target)
+    document = {"model": store.model, "release": folder.name, "path": str(target), "digest": digest}
+    return Printout(document, f"{folder.name} is in {target} as an image: {digest}")
+
+
+@release_commands.add("release import release.tar --key signing.pub", name="import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="What `release export` wrote.")],
+    key: Annotated[
+        Path | None, typer.Option(help="The public key of its signature. Default: as serving.signing says.")
+    ] = None,
+    *,
+    options: LocalOptions,
+) -> Printout:
+    """Put an exported release into this store.
+
+    Every byte is compared with its digests first, and the release with its decision. `release promote` then puts it in
+    production. Exit code 46 if it is not signed by the key.
+    """
+    from pipeline.upkeep.image import bring_in
+    from stages.parts.releases.signing import check_trust, verify
+
+    serving = options.load(platform="local").serving
+    store, name = bring_in(options.store, source, lambda work: verify(work, key) if key else check_trust(work, serving))
+    text = f"{name} of {store.model} is in the store; to serve it: slipway release promote {store.model} --reason …"
+    return Printout({"model": store.model, "release": name}, text)
 
 
 def serving_of(store: ModelStore, settings: RunConfig) -> AskedServing:
@@ -177,12 +229,13 @@ def _table(rows: list[ReleaseSummary]) -> Any:
     from pipeline.runs.tables import plain_table
 
     styles = {"production": "green", "canary": "cyan", "candidate": "cyan", "rolled back": "red"}
-    headings = ("Release", "Variant", "Digest", "Score", "Made", "Size", "State")
+    headings = ("Release", "Variant", "Engine", "Digest", "Score", "Made", "Size", "State")
     table = plain_table(*headings, right=("Release", "Score", "Size"))
     for row in rows:
         table.add_row(
             str(row.number),
             " + ".join((row.variant, *row.adapters)),
+            row.engine or "–",
             row.digest[:12] if row.digest else "damaged",
             "–" if row.score is None else f"{row.score:.3f}",
             f"{row.made_at.astimezone():%Y-%m-%d %H:%M}",

@@ -16,6 +16,7 @@ from pipeline.commands.options import (
     ConfigOptions,
     FollowOption,
     ForcePublishOption,
+    ModelArgument,
     ProfileOption,
     RevisionOption,
     RunArgument,
@@ -25,6 +26,7 @@ from pipeline.commands.options import (
     candidates_set,
 )
 from pipeline.runs.engine import Printout
+from stages.parts.base.errors import ConfigError
 
 commands = Commands()
 
@@ -63,8 +65,42 @@ def run(
     flags += ["optimize.force_publish=true"] if force_publish else []
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
     settings = where.settings(options, profile=profile, workload=workload, assignments=flags)
+    if settings.engine != type(settings.engine)():
+        raise ConfigError("engine: only slipway requalify takes it", hint="a run tries engines by serving.recipes")
     engine = where.engine_of(settings=settings, follow=follow)
     return engine.start(settings, model, revision, serve=serve, refresh=refresh, force=force)
+
+
+@commands.add("requalify org/name --set engine.version=0.31.0")
+def requalify(
+    model: ModelArgument,
+    profile: ProfileOption = None,
+    workload: WorkloadOption = None,
+    serve: Annotated[bool, typer.Option(help="Leave it serving at the end, if it is promoted.")] = True,
+    *,
+    options: ConfigOptions,
+    where: Where,
+) -> Printout:
+    """Try the release in production under another vLLM.
+
+    By default under the installed one. Both versions are measured side by side. The other one takes its place, by a
+    rollout, if it is shown to be worse in nothing by more than the profile's margins; otherwise nothing changes.
+    """
+    from scoring.names import PRODUCTION
+    from stages.parts.releases.pinned import MeasuredWith, requalification
+
+    if where.on_cluster:
+        raise ConfigError("a pod has one version of vLLM", hint="requalify on one machine with the cluster's hardware")
+    settings, store = where.settings(options, profile=profile, workload=workload), where.of_model(model)
+    recipe = requalification(store, settings.engine, settings.serving.extra_arguments)
+    recipes = {f"vllm-{recipe.engine_version}": recipe}
+    changed = {
+        "profile": settings.profile.model_copy(update={"reference": PRODUCTION}),
+        "optimize": settings.optimize.model_copy(update={"candidates": ()}),
+        "serving": settings.serving.model_copy(update={"recipes": recipes}),
+    }
+    engine, commit = where.engine_of(settings=settings), MeasuredWith.of(store.production).commit
+    return engine.start(settings.model_copy(update=changed), model, commit, serve=serve)
 
 
 @commands.add("runs --json")

@@ -50,17 +50,27 @@ def verify(
 ) -> Printout:
     """Compare every byte of a release with its signature.
 
-    Exit code 46 if it is not signed by that key, or was altered. Needs no network.
+    Its provenance and its bill of materials must name the same files. Exit code 46 if it is not signed by that key, or
+    was altered. Needs no network.
     """
+    from stages.parts.releases.signing import signer_of
     from stages.parts.releases.signing import verify as verify_release
 
     public_key = key or options.load(platform="local").serving.verification_key
     if public_key is None:
         raise ConfigError("no key to verify with", hint="--key signing.pub, or serving.verification_key")
     folder = _release(options, model, release)
-    verify_release(folder, Path(public_key))
-    text = f"{folder.name} is what was signed with the key of {public_key}"
-    return Printout({"model": model, "release": folder.name, "verified": True}, text)
+    origin, signer = verify_release(folder, Path(public_key)), signer_of(folder)
+    text = f"{folder.name} is what was signed with the key of {public_key} ({signer[:16]}…)"
+    if origin:
+        made, by = origin["buildDefinition"], origin["runDetails"]
+        sources = (f"{each['name']} at {each['annotations']['commit']}" for each in made["resolvedDependencies"][:1])
+        text += f"\nmade of {', '.join(sources)} by slipway {by['builder']['version']['slipway']}"
+        text += f", run {by['metadata']['invocationId'] or 'unknown'}"
+    else:
+        text += "\nit has no provenance: an older version published it"
+    document = {"model": model, "release": folder.name, "verified": True, "signer": signer, "provenance": origin}
+    return Printout(document, text)
 
 
 def _release(options: LocalOptions, model: str, release: str | None) -> Path:

@@ -1,21 +1,25 @@
-"""``slipway usage``: what clients have used of the endpoints on this machine."""
+"""``slipway usage`` and ``top``: what clients have used of endpoints, and what those of this machine do now."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from pipeline.commands.options import Commands, LocalOptions
+from pipeline.commands.options import Commands, ConfigOptions, StoreOptions, Where
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from stages.parts.endpoint.usage import Sum
+    from pipeline.settings.config import RunConfig
+    from stages.parts.endpoint.clients import TokenPrices
+    from stages.parts.endpoint.usage import EndpointPrice, Sum
 
 
 UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
@@ -27,7 +31,9 @@ commands = Commands()
 @commands.add("usage --since 24h --by client,model")
 def usage(
     since: Annotated[str, typer.Option(help="How far back, such as 90m or 7d; or a time, as 2026-01-31.")] = "24h",
-    by: Annotated[str, typer.Option(help="Groups: any of client, model, release, path and status.")] = "client,model",
+    by: Annotated[
+        str, typer.Option(help="Groups: any of client, model, month, release, path and status.")
+    ] = "client,model",
     shared_by: Annotated[
         Literal["tokens", "time"],
         typer.Option(help="How the platform's price is shared: by tokens, or by the time of requests."),
@@ -37,38 +43,101 @@ def usage(
         str, typer.Option(envvar="SLIPWAY_USAGE_URL", help="A PostgreSQL database. Default: SQLite in the store.")
     ] = "",
     *,
-    options: LocalOptions,
+    options: ConfigOptions,
+    where: Where,
 ) -> Printout | None:
     """Show requests, tokens, latencies and costs by client.
 
     The rows are groups of requests, by client and model for example; those with the most tokens come first. If the
     platform has a `price_per_hour`, each machine's endpoint of each model is charged for the hours since its first
-    request, and those who used it share that.
+    request, and those who used it share that. On a cluster, costs are those of the tokens, by the `prices` in
+    clients.yaml.
     """
     from stages.parts.endpoint import usage as records
     from stages.parts.endpoint.database import check_url, opened
     from stages.parts.endpoint.endpoint import SERVERS
 
     check_url(usage_url)
-    root = options.store.absolute()
+    root = where.store.absolute()
     groups = [name.strip() for name in by.split(",") if name.strip()]
     if unknown := [group for group in groups if group not in records.GROUPS]:
         raise UnknownName("group", unknown[0], known=records.GROUPS)
     begin = time_of(since, "--since")
+    if where.on_cluster and not usage_url:
+        raise ConfigError("a cluster's usage is in PostgreSQL", hint="SLIPWAY_USAGE_URL says in which database")
     if not root.is_dir() and not usage_url:
-        raise ConfigError(f"there is no store {options.store}", hint="see --store")
+        raise ConfigError(f"there is no store {where.store}", hint="see --store")
+    settings = options.load()
+    price: EndpointPrice | TokenPrices | None = None
+    if where.on_cluster:
+        price = _token_prices(settings)
+    elif settings.platform.price_per_hour:
+        per_hour = settings.platform.price_per_hour * settings.serving.replicas
+        price = records.EndpointPrice(per_hour, shared_by, datetime.now(UTC))
     with opened(root, usage_url) as database:
-        for folder in sorted(root.glob(f"*/{SERVERS}")):
+        for folder in () if where.on_cluster else sorted(root.glob(f"*/{SERVERS}")):
             records.take_in(database, folder)
-        settings = options.load()
-        per_hour = (settings.platform.price_per_hour or 0.0) * settings.serving.replicas
-        price = records.EndpointPrice(per_hour, shared_by, datetime.now(UTC)) if per_hour else None
         sums = records.sums(database, begin, groups, price)
     if as_csv:
         _print_csv(sums, groups)
         return None
     text: Any = _table(sums, groups) if sums else f"no requests since {begin.astimezone():%Y-%m-%d %H:%M}"
     return Printout([_flat(row) for row in sums], text)
+
+
+def _token_prices(settings: RunConfig) -> TokenPrices | None:
+    """Read what the clients of a cluster pay for tokens, if the platform names clients."""
+    from pipeline.cluster.clients_file import read_clients
+
+    cluster = settings.platform.cluster
+    return read_clients(cluster.clients).prices if cluster and cluster.clients else None
+
+
+@commands.add("top --once")
+def top(
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look for so long, print what was seen, and end.")] = False,
+    *,
+    options: StoreOptions,
+) -> Printout | None:
+    """Show what the endpoints of this machine do now.
+
+    A release's rates are since the look before. A client's figures are of the requests that have ended in the last
+    minute, but for those under way at once. Ends at Ctrl-C; in a pipe, and with --json, after one look.
+    """
+    from stages.parts.endpoint.activity import ActivityReader
+
+    observer = ActivityReader(options.store.absolute())
+    rows = observer.look()
+    if once or not sys.stdout.isatty() or "--json" in sys.argv:
+        time.sleep(every)
+        rows = observer.look()
+        return Printout(rows, _live_tables(rows))
+    from rich.live import Live
+
+    with contextlib.suppress(KeyboardInterrupt), Live(_live_tables(rows), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(every)
+            live.update(_live_tables(observer.look()), refresh=True)
+    return None
+
+
+def _live_tables(rows: dict[str, list[dict[str, Any]]]) -> Any:
+    from rich.console import Group
+
+    from pipeline.runs.tables import plain_table
+
+    if not rows["releases"]:
+        return "nothing is being served; start an endpoint with: slipway serve MODEL"
+    tables: list[Any] = []
+    for kind in rows.values():
+        fields = list(dict.fromkeys(field for row in kind for field in row))
+        headings = [field.replace("_per_", "/").replace("_", " ") for field in fields]
+        tables += [plain_table(*headings, right=headings[2:]), ""]
+        for row in kind:
+            values = ("–" if row.get(field) is None else row[field] for field in fields)
+            tables[-2].add_row(*(value if isinstance(value, str) else f"{value:,}" for value in values))
+    return Group(*tables)
 
 
 def time_of(text: str, option: str) -> datetime:

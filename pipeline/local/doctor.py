@@ -14,10 +14,10 @@ from pipeline.runs.tables import Finding, missing, ok, warning
 from pipeline.settings.config import RunConfig
 from scoring.units import GIB
 from stages.parts.base.errors import SlipwayError
-from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import version
 from stages.parts.machine.environment import ENVIRONMENTS, Environment, installed
 from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor
+from stages.parts.machine.hardware_table import kind_of
 
 MINIMUM_MEMORY_BYTES: Final = 8 * GIB
 MINIMUM_FREE_BYTES: Final = 10 * GIB
@@ -61,16 +61,10 @@ def describe(cpu: Processor | None) -> Finding:
     if not cpu.avx2:
         return warning(cpu.name, "vLLM's CPU build needs AVX2: serve on a GPU")
     name = cpu.name if cpu.bf16 else f"{cpu.name} without {'bf16' if cpu.avx512 else 'AVX-512'}"
-    needs_avx512 = {record.storage.label: record.kernel.avx512 for record in FORMATS.values() if record.kernel}
-    anywhere = [label for label, needs in needs_avx512.items() if not needs]
-    with_avx512 = " and ".join(label for label, needs in needs_avx512.items() if needs)
-    if cpu.avx512:
-        kernels = f"{' and '.join([*anywhere, with_avx512])} weights"
-    else:
-        kernels = f"{' and '.join(anywhere)} weights, but none for {with_avx512} weights"
-    if not cpu.amx and any(record.kernel.experts_amx for record in FORMATS.values() if record.kernel):
-        kernels += "; for experts in 16 bit only, without AMX"
-    return ok(f"{name}: {cpu_dtype(cpu)} arithmetic; vLLM's CPU build has kernels for {kernels}")
+    kind = kind_of(None, cpu)
+    formats = ", ".join([*kind.first, *kind.also]) if kind else "no quantized formats"
+    experts = "" if cpu.amx else "; experts in 16 bit only, without AMX"
+    return ok(f"{name}: {cpu_dtype(cpu)} arithmetic; vLLM's CPU build serves {formats}{experts}")
 
 
 def _package(name: str) -> Finding:

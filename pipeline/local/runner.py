@@ -20,6 +20,7 @@ from pipeline.local.resources import Pool, environment_of
 from pipeline.local.workflow import Job, Workflow
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import FailedAttempt, Phase, RunState
+from stages.parts.base.program import without_secrets
 from stages.parts.base.store import write_json
 
 POLL_S: Final = 0.05
@@ -52,11 +53,12 @@ class Runner:
     ) -> None:
         self.workflow, self.state, self.folders, self.pool = workflow, state, folders, pool
         self.observer = observer
-        # As in a pod, a task sees the secrets that its template names, and no others.
+        # As in a pod, a task sees the secrets that its template names, beside those of package indexes and of the
+        # database of usage.
         secret = {name for _, template in workflow.used() for name in template.program.secrets()}
         self.secrets = {name: value for name, value in environment.items() if name in secret}
-        self.environment = {name: value for name, value in environment.items() if name not in secret}
-        self.environment |= code_path(environment)
+        others = {name: value for name, value in environment.items() if name not in secret}
+        self.environment = without_secrets(others, "UV_|PIP_|PG|SLIPWAY_USAGE") | code_path(environment)
         if pool.capacity.gpus:  # the numbers of nvidia-smi; CUDA's default is fastest first
             self.environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()

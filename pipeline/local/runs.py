@@ -19,6 +19,7 @@ from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
 from stages.parts.base.errors import ConfigError, MissingRun
 from stages.parts.records.production import Production
+from stages.parts.releases.signing import signer_of
 from stages.report.run_report import JSON, RunReport
 
 FOLLOW_S: Final = 0.2
@@ -38,6 +39,10 @@ class LocalRun:
     @property
     def page(self) -> Path:
         return self.path / "report.html"
+
+    @property
+    def link(self) -> str | None:
+        return str(self.page.absolute()) if self.page.exists() else None
 
     @cached_property
     def written(self) -> RunReport | None:
@@ -61,11 +66,14 @@ class LocalRun:
         if self.decision:
             parts += ["", score_table(self.decision), "", self.decision.reason, *self.decision.notes]
         if self.written:
-            if watched := self.written.watched:
-                parts += [f"watched: {watched.text}; {watched.last.verdict}: {watched.last.text}"]
-            parts += [f"report: {self.page}"]
+            parts += [*(f"watched: {look}" for look in self.written.watched), f"report: {self.page}"]
         report = self.written and self.written.model_dump(mode="json")
-        return Printout({"run": self.state.model_dump(mode="json"), "report": report}, Group(*parts))
+        document = {"run": self.state.model_dump(mode="json"), "report": report}
+        if (production := self.path.parents[1] / "production").is_dir():
+            release, signer = production.resolve().name, signer_of(production)
+            parts.append(f"in production: {release}, {f'signed by the key {signer[:16]}…' if signer else 'not signed'}")
+            document["production"] = {"release": release, "signer": signer}
+        return Printout(document, Group(*parts))
 
     def report(self) -> Printout:
         if self.written is None:

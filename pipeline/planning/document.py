@@ -30,6 +30,7 @@ from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.model.description import Description
+from stages.parts.records.evaluation import ColdStart, cold_starts
 from stages.parts.vllm.automatic import Place, Requirements, decide
 from stages.parts.vllm.prediction import calibrations
 from stages.parts.vllm.sizing import kv_value_bytes, memory_settings
@@ -99,6 +100,8 @@ class PlanDocument(PlanRecord):
     that on the GPUs with the least memory in total. Those that do not fit, or that no run would come to, are last."""
     automatic: tuple[Automatic, ...]
     calibrations: tuple[Calibrated, ...]
+    starts: dict[str, ColdStart]
+    """How long the server of a candidate took to start when it was measured, where the store has that."""
     assumptions: tuple[Assumption, ...]
 
 
@@ -156,7 +159,7 @@ def make_plan(
         raise UnusableModel(
             f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
         ) from error
-    return _document(described, config, request, layouts, runs)
+    return _document(described, config, request, layouts, runs).model_copy(update={"starts": cold_starts(store)})
 
 
 def _recipes(serving: AskedServing, variants: Iterable[str]) -> Iterator[tuple[str, PlannedRecipe]]:
@@ -297,6 +300,7 @@ def _document(
         currency=config.platform.currency,
         options=_offered(layouts, runs),
         automatic=tuple(_naming_more_nodes(run, layouts, described.form.name) for run in runs),
+        starts={},
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
         assumptions=ASSUMPTIONS,
     )

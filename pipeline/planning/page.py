@@ -91,6 +91,7 @@ def _notes(plan: PlanDocument, options: list[Option]) -> list[str]:
         f"as measured in {calibration.evaluations} evaluation(s) of this store"
         for calibration in plan.calibrations
     ]
+    lines += [f"{name} took to start, as measured: {start.text}" for name, start in plan.starts.items()]
     if {option.accelerator for option in plan.options} - {calibration.accelerator for calibration in plan.calibrations}:
         figures = (f"{figure.name} {figure.value:g} {figure.unit}".strip() for figure in plan.assumptions)
         lines.append(f"assumed: {'; '.join(figures)}")

@@ -42,6 +42,10 @@ class PipelineRun(Protocol):
     @property
     def outcome(self) -> str | None: ...
 
+    @property
+    def link(self) -> str | None:
+        """Return where its page is, if it has one: a path or an address."""
+
     def show(self) -> Printout:
         """Return the run's tasks, and its results so far."""
 
@@ -105,6 +109,11 @@ class PipelineEngine(Protocol):
 
     def find(self, name: str) -> PipelineRun:
         """Find a run by its id, the beginning of its id, or 'latest'. Raises: as ``choose_run``."""
+
+
+def last_runs(runs: Sequence[PipelineRun]) -> dict[str, PipelineRun]:
+    """Return the first of *runs* of each model, by the model's directory in the store."""
+    return {run.state.arguments.get("model-directory", ""): run for run in reversed(runs)}
 
 
 def choose_run(name: str, runs: Mapping[str, AnyRun], place: str) -> AnyRun:

@@ -85,12 +85,14 @@ def _took(seconds: float | None) -> str:
 
 
 class Finding(NamedTuple):
-    state: Literal["ok", "warning", "missing"]
+    state: Literal["ok", "off", "warning", "missing"]
+    """off: what the settings leave out, or what is not there and need not be."""
     found: str
     hint: str = ""
     """What to do about it."""
 
 
 ok: Final = partial(Finding, "ok")
+off: Final = partial(Finding, "off")
 warning: Final = partial(Finding, "warning")
 missing: Final = partial(Finding, "missing")

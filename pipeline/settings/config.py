@@ -5,11 +5,11 @@ Precedence: ``configs/defaults.yaml`` < ``--config`` file < ``--set`` and the fl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-import yaml
 from pydantic import ValidationError, model_validator
 
 from pipeline.settings.platform import STORE_MOUNT, ClusterSettings, Platform
@@ -18,8 +18,8 @@ from stages.evaluate.trace import read_trace
 from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.settings import CONFIGS, Settings, mistakes, read_yaml
+from stages.parts.base.serving_settings import AskedServing, EngineSettings
+from stages.parts.base.settings import CONFIGS, Settings, from_yaml, mistakes, read_yaml
 from stages.parts.base.workload import Workload, protocol_of
 from stages.parts.model.corpora import is_path, own_files
 from stages.parts.records.rollout import LOCAL
@@ -32,7 +32,8 @@ OF_ONE_MACHINE: Final = {
     "affinity": "kserve.llm.scheduler",
     "request_timeout_s": "kserve.timeout_s",
     **dict.fromkeys(("host", "port", "tls_certificate", "tls_key", "plain_http"), "the listeners of the Gateway"),
-    **dict.fromkeys(("signing", "verification_key"), "a policy of the cluster for what its volume holds"),
+    "shared_port": "kserve.shared_host",
+    "metrics_address": "manifests/monitoring",
 }
 """The settings in ``serving`` of the endpoint on one machine, and what takes their place on a cluster."""
 
@@ -43,6 +44,7 @@ class RunConfig(Settings):
     platform: Platform
     optimize: Optimize = Optimize()
     serving: AskedServing = AskedServing()
+    engine: EngineSettings = EngineSettings()
     rollout: Rollout = Rollout()
     kserve: KServe = KServe()
 
@@ -72,7 +74,11 @@ class RunConfig(Settings):
                 for field, instead in OF_ONE_MACHINE.items()
                 if getattr(self.serving, field) != fields[field].default
             )
+            if self.serving.signing != "off" and self.kserve.llm.source:
+                _refuse(["kserve.llm.source: serving.signing verifies what is on the volume only; set one of the two"])
         if self.platform.cluster:
+            if self.kserve.scaling.spot and not self.platform.cluster.spot:
+                _refuse([f"kserve.scaling.spot: the platform {self.platform.name} names no spot nodes in cluster.spot"])
             _refuse(
                 f"{field} names {path}, which pods on {self.platform.name} can't read: copy it to the store's volume "
                 f"and name it {STORE_MOUNT}/…, or run on one machine"
@@ -88,12 +94,17 @@ def _refuse(mistakes: Iterable[str]) -> None:
 
 
 def load(
-    file: Path | None = None, *, chosen: Mapping[str, str | None] | None = None, assignments: Iterable[str] = ()
+    file: Path | None = None,
+    *,
+    given: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, str | None] | None = None,
+    assignments: Iterable[str] = (),
 ) -> RunConfig:
     """Read the configuration of a run.
 
     Args:
         file: YAML with any part of ``configs/defaults.yaml``.
+        given: such a part that *file* says of one of several models, instead of all that it says.
         chosen: profile, workload or platform, by name or path; None keeps what the files say.
         assignments: ``path.to.field=value`` with a YAML value.
 
@@ -103,8 +114,9 @@ def load(
     defaults = read_yaml(CONFIGS / "defaults.yaml")
     data, folders = dict(defaults), dict.fromkeys(NAMED, Path())
     if file:
-        data = _merged(defaults, read_yaml(file))
-        folders |= dict.fromkeys(read_yaml(file).keys() & {*NAMED}, file.parent)
+        given = read_yaml(file) if given is None else given
+        data = merged(defaults, given)
+        folders |= dict.fromkeys(given.keys() & {*NAMED}, file.parent)
     for kind, name in (chosen or {}).items():
         if name is not None:
             data[kind], folders[kind] = name, Path()
@@ -162,7 +174,7 @@ def named(kind: str, name: Any, folder: Path) -> dict[str, Any]:
         return {"name": "custom"} | name
     text = str(name)
     path = folder / text if text.endswith((".yaml", ".yml")) else CONFIGS / f"{kind}s" / f"{text}.yaml"
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - False also for what can't be a path
         raise UnknownName(kind, text, names(kind))
     data = {"name": path.stem} | (_platform(path) if kind == "platform" else read_yaml(path))
     if kind == "workload":
@@ -187,7 +199,7 @@ def _platform(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
     for folder in (path.parent, CONFIGS / "platforms"):
         file = folder / f"{name}.yaml"
         if file.is_file() and file.resolve() not in extending:
-            return _merged(_platform(file, extending), data)
+            return merged(_platform(file, extending), data)
     raise UnknownName("platform to extend", str(name), names("platform"))
 
 
@@ -203,10 +215,10 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / f"{kind}s").glob("*.yaml"))
 
 
-def _merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return *base* with the fields of *data*, mapping by mapping."""
     nested = {key for key in base.keys() & data.keys() if isinstance(base[key], dict) and isinstance(data[key], dict)}
-    return {**base, **data} | {key: _merged(base[key], data[key]) for key in nested}
+    return {**base, **data} | {key: merged(base[key], data[key]) for key in nested}
 
 
 def assign(data: dict[str, Any], assignment: str) -> None:
@@ -221,8 +233,8 @@ def assign(data: dict[str, Any], assignment: str) -> None:
         if not isinstance(place, dict):
             raise ConfigError(f"--set {assignment}: {name} is a value and has no fields")
     try:
-        place[field] = yaml.safe_load(text)
-    except yaml.YAMLError:
+        place[field] = from_yaml(text)
+    except ValueError:
         place[field] = text
 
 
@@ -241,6 +253,8 @@ def kserve_settings(config: RunConfig) -> KServe:
     if platform.cluster is None:
         return settings
     changes: dict[str, Any] = {"claim": platform.claim, "namespace": settings.namespace or platform.namespace}
+    changes["verifier_image"] = settings.verifier_image or platform.image_of("serve")
+    changes["spot_nodes"] = platform.cluster.spot if settings.scaling.spot else settings.spot_nodes
     if platform.stages.evaluate.gpus:
         nodes = platform.cluster.gpu
         changes["node_selector"] = nodes.selector | settings.node_selector

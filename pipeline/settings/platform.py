@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.program import SECRET
 from stages.parts.base.settings import Positive, Settings
 from stages.parts.cluster.nodes import quantity
-from stages.rollout.kserve.settings import Toleration
+from stages.rollout.kserve.settings import SpotNodes, Toleration
 
 
 def _quantity(value: str) -> str:
@@ -33,7 +33,6 @@ STORE_MOUNT: Final = "/mnt/models"
 """Where pods see the store's volume."""
 LOCKS: Final = "slipway-locks"
 """The ConfigMap with the limits of pods at a time."""
-SECRET: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|(API|ACCESS)_?KEY)$")
 FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "evaluate"}
 """The stages whose image holds more than our own programs. All others run on ``slim``."""
 
@@ -125,6 +124,9 @@ class ClientSettings(Settings):
     """``namespace/name`` of the Gateway through which they come."""
     proxies: str = "envoy-gateway-system"
     """The namespace in which Envoy Gateway runs that Gateway's proxies."""
+    usage_secret: str | None = None
+    """The Secret in the namespace of ``proxies`` whose ``url`` is the PostgreSQL database that gets the usage. Without
+    it, none is kept."""
     prometheus: str | None = None
     """The namespace from which Prometheus scrapes vLLM's pods. Without it, Prometheus has no access."""
     hosts: tuple[str, ...] = ()
@@ -150,8 +152,8 @@ class ClusterSettings(Settings):
     submitted. Without it, only check finds out."""
     gpus_per_node: Positive = 8
     """The most that a pod may ask for: *auto* gives a server no more."""
-    spot: Nodes | None = None
-    """For stages with ``spot``, which otherwise run on the other nodes."""
+    spot: SpotNodes | None = None
+    """For stages with ``spot``, which otherwise run on the other nodes, and for ``kserve.scaling.spot``."""
     gpu_pods: Positive
     """How many pods of all runs may have GPUs at a time: a semaphore that leaves GPUs to serving."""
     gpu_quota: Annotated[int, Field(ge=0)]
@@ -180,10 +182,14 @@ class ClusterSettings(Settings):
     rendered without a cluster says ``argo``, as Argo's own manifests do."""
     deadline_s: Positive = 259_200
     """Deadline of a whole run, time in queues included."""
+    prometheus: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9.-]+$")] | None = None
+    """``namespace/name`` of the Prometheus resource that is to scrape endpoints and to alert. By default the cluster's
+    only one."""
     clients: ClientSettings | None = None
     """Without them, endpoints have one key for all, or none."""
     kept_s: Positive = 604_800
-    """How long an ended run is listed; a failed one is listed twice as long. Its results stay in the store."""
+    """How long an ended run is listed; a failed one is listed twice as long, and the last one that the command line
+    submitted of a model until the next. Its results stay in the store."""
 
     @property
     def publishes(self) -> bool:
@@ -257,7 +263,7 @@ class Platform(Settings):
         """Return all requirements of a stage's pod on its node."""
         if self.cluster is None:
             return Nodes()
-        parts = [stage.nodes]
+        parts: list[Nodes | SpotNodes] = [stage.nodes]
         parts += [self.cluster.gpu] if stage.gpus or stage.gpu_node else []
         parts += [self.cluster.spot] if stage.spot and self.cluster.spot else []
         return Nodes(

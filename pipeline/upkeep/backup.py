@@ -13,6 +13,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,16 @@ from typing import Final, NamedTuple
 from pipeline.upkeep.checking import Digests, check
 from pipeline.upkeep.contents import has_ended, models_in
 from stages.parts.base.errors import Busy, ConfigError, DamagedModel
-from stages.parts.base.store import ModelStore, Record, exclusive, fsync, fsync_tree, full_disk_as_error, place
+from stages.parts.base.store import (
+    ModelStore,
+    Record,
+    exclusive,
+    files_in,
+    fsync,
+    fsync_tree,
+    full_disk_as_error,
+    place,
+)
 from stages.parts.endpoint import clients, database, endpoint
 from stages.parts.model.name import ModelName
 
@@ -60,7 +70,7 @@ def back_up(root: Path, target: Path, model: str | None = None) -> Backup:
         DamagedModel: something is not what was recorded.
         Busy: another process makes this backup, or the store changes faster than it can be copied.
     """
-    stores, root = [store for store in models_in(root, model) if any(_of_model(store.path))], root.absolute()
+    stores, root = [store for store in models_in(root, model) if any(files_in(*_of_model(store.path)))], root.absolute()
     if target.absolute().is_relative_to(root):
         raise ConfigError(f"{target} is in the store", hint="name a folder on another disk")
     work = target / UNFINISHED
@@ -146,7 +156,7 @@ def _copy(source: Path, target: Path, folders: list[str], files: list[str]) -> N
             for folder in {folder for name in entries for folder in Path(name).parents}:
                 shutil.copystat(source / folder, target / folder)
             return
-        for path in _files(_made(target)):
+        for path, _ in files_in(_made(target)):
             if str(path.relative_to(target)) not in entries:
                 path.unlink()
         first: dict[tuple[int, int], Path] = {}
@@ -179,9 +189,10 @@ def _take(source: Path, target: Path, entry: Entry, twin: Path) -> None:
 
 def _entries(root: Path, folders: Iterable[str], files: Iterable[str]) -> Iterator[tuple[str, Entry]]:
     """Yield every file that a backup holds, by its path."""
-    for path in [*(path for folder in folders for path in _of_model(root / folder)), *(root / name for name in files)]:
+    places = [*(entry for folder in folders for entry in _of_model(root / folder)), *(root / name for name in files)]
+    for path, status in files_in(*places):
         with contextlib.suppress(FileNotFoundError):
-            status, link = path.lstat(), str(path.readlink()) if path.is_symlink() else ""
+            link = str(path.readlink()) if stat.S_ISLNK(status.st_mode) else ""
             entry = Entry((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns, link)
             yield str(path.relative_to(root)), entry
 
@@ -189,21 +200,14 @@ def _entries(root: Path, folders: Iterable[str], files: Iterable[str]) -> Iterat
 def _of_model(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
         if entry.name == "runs":
-            yield from (path for run in sorted(entry.iterdir()) if has_ended(run) for path in _files(run))
+            yield from filter(has_ended, sorted(entry.iterdir()))
         elif entry.name not in LEFT_OUT:
-            yield from _files(entry)
-
-
-def _files(entry: Path) -> Iterator[Path]:
-    if entry.is_dir() and not entry.is_symlink():
-        yield from (path for path in sorted(entry.rglob("*")) if path.is_symlink() or not path.is_dir())
-    else:
-        yield entry
+            yield entry
 
 
 def _digests(folder: Path, digests: Digests) -> dict[str, str]:
     """Compute the sha256 of all files of a backup, by path; of a symbolic link, read where it leads to."""
-    files = {str(path.relative_to(folder)): path for path in _files(folder) if path != folder / MANIFEST}
+    files = {str(path.relative_to(folder)): path for path, _ in files_in(folder) if path != folder / MANIFEST}
     return {
         name: f"link to {path.readlink()}" if path.is_symlink() else digests.of(path) for name, path in files.items()
     }

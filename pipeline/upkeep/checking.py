@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,12 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import Busy, DamagedModel
-from stages.parts.base.store import ModelStore, Record, exclusive, sha256_of
+from stages.parts.base.store import ModelStore, Record, exclusive, files_in, from_json, sha256_of
 from stages.parts.endpoint import endpoint
 from stages.parts.records import rollout
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX
 from stages.parts.records.variant import VARIANT, Variant
+from stages.parts.releases.provenance import BOM, PROVENANCE
 from stages.parts.releases.release import CANDIDATE, CANDIDATE_METRICS, HISTORY, METRICS, PROBES, current_release
 from stages.parts.releases.signing import SIGNATURE
 
@@ -35,7 +35,10 @@ MEASURED: Final = (
     "runs/*/measurements/*.json",
 )
 """The records that have their samples beside them."""
-DECIDED: Final = (METRICS, CANDIDATE_METRICS, f"releases/*/{METRICS}", f"releases/*/{PROBES}", "runs/*/*.json")
+DECIDED: Final = (
+    *(METRICS, CANDIDATE_METRICS, "runs/*/*.json"),
+    *(f"releases/*/{name}" for name in (METRICS, PROBES, PROVENANCE, BOM)),
+)
 MADE: Final = ("base", "adapters", "optimized", "releases", "evaluations", "answers", ".aside", ".building")
 """The folders in which a record refers to everything, when nothing is being made."""
 STATE: Final = (
@@ -160,7 +163,7 @@ def _wrong(path: Path, recorded: str, digests: Digests) -> str:
 
 def _document(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return from_json(path.read_bytes())
     except FileNotFoundError:  # it was replaced meanwhile
         return {}
     except (OSError, ValueError):
@@ -172,10 +175,9 @@ def _made(store: ModelStore) -> Iterator[Path]:
     for entry in store.path.iterdir():
         if entry.name not in (*MADE, *STATE):
             yield entry
-    for folder in (store.path / name for name in MADE):
-        for path in folder.rglob("*"):
-            if not path.is_dir() and not _in_work(store, path):
-                yield path
+    for path, _ in files_in(*(store.path / name for name in MADE)):
+        if not _in_work(store, path):
+            yield path
 
 
 def _in_work(store: ModelStore, path: Path) -> bool:

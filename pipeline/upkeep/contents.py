@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from pipeline.local.folder import LOCK, engine_of
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.store import ModelStore, Record
+from stages.parts.base.store import ModelStore, Record, files_in
 from stages.parts.model.name import ModelName
 from stages.report.run_report import JSON
 
@@ -72,17 +70,9 @@ def space(store: ModelStore) -> Space:
     order, counted = list(KINDS), set[tuple[int, int]]()
     sums = dict.fromkeys([*KINDS.values(), "rest", "total", "shared"], 0)
     for entry in sorted(store.path.iterdir(), key=lambda path: order.index(path.name) if path.name in order else 99):
-        for size, inode in _files(entry):
+        for _, status in files_in(entry):
+            inode, size = (status.st_dev, status.st_ino), status.st_size if stat.S_ISREG(status.st_mode) else 0
             sums[KINDS.get(entry.name, "rest") if inode not in counted else "shared"] += size
             sums["total"] += size if inode not in counted else 0
             counted.add(inode)
     return Space(model=store.model, **sums)
-
-
-def _files(entry: Path) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield size and inode of each regular file at or below *entry*; those that vanish meanwhile are left out."""
-    for path in [entry] if entry.is_symlink() else [entry, *entry.rglob("*")]:
-        with contextlib.suppress(FileNotFoundError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                yield status.st_size, (status.st_dev, status.st_ino)

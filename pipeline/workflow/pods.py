@@ -185,6 +185,20 @@ def synchronization(asks: Stage, platform: Platform, mutex: str | None) -> model
     return models.Synchronization(mutexes=mutexes, semaphores=semaphores) if mutexes or semaphores else None
 
 
+def waiting_metrics(model: str) -> models.Metrics:
+    """Return how long a suspended step has waited, as long as it does."""
+    return models.Metrics(
+        prometheus=[
+            models.Prometheus(
+                name="slipway_approval_seconds",
+                help="How long a release has waited for an approval",
+                labels=[models.MetricLabel(key="model", value=model)],
+                gauge=models.Gauge(realtime=True, value="{{duration}}"),
+            )
+        ]
+    )
+
+
 def _metrics(unit: str, duration: str, buckets: tuple[float, ...], **labels: str) -> models.Metrics:
     by = [models.MetricLabel(key=key, value=value) for key, value in labels.items()]
     return models.Metrics(

@@ -15,14 +15,17 @@ from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import LOG_VARIABLE
+from stages.parts.base.notify import VARIABLE as NOTIFY_VARIABLE
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.records.rollout import LOCAL
+from stages.parts.releases.signing import KEY_VARIABLE
 from stages.rollout.kserve.objects import API_SECRET, API_SECRET_KEY
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 
+NOTIFY_SECRET: Final = "slipway-notify"  # noqa: S105
 RESOLVED: Final = "resolve-daily"
 """The memoized DAG around resolve. Argo never ends a run with a hit in a template that has a retryStrategy itself."""
 COMMIT: Final = "commit"
@@ -35,6 +38,9 @@ RETRY_EXPRESSION: Final = (
 messages are the kubelet's, which ended the pod for the sake of its node, or never took it."""
 HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name=API_SECRET, secret_key=API_SECRET_KEY, optional=True)
+SIGNING_KEY: Final = SecretEnv(name=KEY_VARIABLE, secret_name="slipway-signing-key", secret_key="key", optional=True)  # noqa: S106
+NOTIFY: Final = SecretEnv(name=NOTIFY_VARIABLE, secret_name=NOTIFY_SECRET, secret_key="url", optional=True)  # noqa: S106
+"""The address of a web hook; a Secret that people make by hand."""
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
 """The run's folder, relative to the store."""
 PROMOTION: Final = "promotion"
@@ -79,12 +85,22 @@ class StageTemplate:
     """The environment of its own that its image has."""
 
 
+class Approval(hera.Suspend):  # type: ignore[misc]
+    """A step that waits for a person, with its metrics, which Hera leaves out."""
+
+    def _build_template(self) -> models.Template:
+        template = super()._build_template()
+        template.metrics = self._build_metrics()
+        return template
+
+
 def add_templates(platform: Platform) -> None:
     """Add the templates of all stages to the workflow that is being defined."""
     for template in _templates(platform):
         _add(template, platform)
     if platform.serves_on != LOCAL:
-        hera.Suspend(name="approve", inputs=[Parameter(name="message")])
+        waiting = pods.waiting_metrics(workflow_parameter("model")) if platform.cluster else None
+        Approval(name="approve", inputs=[Parameter(name="message")], metrics=waiting)
     _add_exit_handler(platform)
 
 
@@ -131,7 +147,7 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
     )
     select = (*_flags("model", "profile", "price", "optimize", "serve"), "--serving", _input(SERVING))
-    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS)
+    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS, env=(SIGNING_KEY,))
     yield _serving_template(platform)
 
 
@@ -154,7 +170,7 @@ def _serving_template(platform: Platform) -> StageTemplate:
 
 def _serving_env(platform: Platform) -> tuple[Env | SecretEnv, ...]:
     kserve = Env(name=KSERVE_VARIABLE, value=workflow_parameter("kserve"))
-    return (API_KEY,) if platform.serves_on == LOCAL else (kserve, API_KEY)
+    return (API_KEY,) if platform.serves_on == LOCAL else (kserve, API_KEY, NOTIFY)
 
 
 def _sized(asks: Stage) -> str | None:
@@ -207,7 +223,8 @@ def exit_handler(platform: Platform) -> str:
 
 def _add(template: StageTemplate, platform: Platform) -> None:
     stage, asks = template.stage, template.asks
-    variant = _input("method") if "method" in template.inputs else "none"
+    of_model = workflow_parameter("model") if stage == "rollout" else "none"  # an alert names it
+    variant = _input("method") if "method" in template.inputs else of_model
     variables = [Env(name=RUN_VARIABLE, value="{{workflow.name}}")]
     if platform.cluster:
         parts = [stage if stage == "optimize" else template.name or stage]

@@ -16,6 +16,9 @@ from scoring.capacity.architecture import Attention, FeedForward, LatentAttentio
 
 Config = Mapping[str, Any]
 
+LARGEST: Final = 1 << 40
+"""No count in a config.json comes near it."""
+MOST_LAYERS: Final = 10_000
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 SLIDING: Final = "sliding_attention"
@@ -85,7 +88,7 @@ class Reader:
     def count(self, name: str, default: int | None = None) -> int:
         value = self.config.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
             raise NotSizeable(f"config.json of type {self.model_type} has no usable {name} ({value!r})")
         return value
 
@@ -119,7 +122,9 @@ class Reader:
 
     def layers(self) -> int:
         """Count the layers."""
-        return self.count("num_hidden_layers", len(self.kinds()) or None)
+        if (layers := self.count("num_hidden_layers", len(self.kinds()) or None)) > MOST_LAYERS:
+            raise NotSizeable(f"config.json of type {self.model_type} has {layers} layers")
+        return layers
 
     def kind(self, index: int) -> str:
         """Read the layer's kind by Transformers 5's name; empty if config.json does not list them."""

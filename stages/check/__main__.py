@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -26,7 +26,7 @@ from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import canonical_json
+from stages.parts.base.store import ModelStore, canonical_json
 from stages.parts.base.workload import Workload
 from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.accelerators import catalogue
@@ -43,10 +43,7 @@ from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
 from stages.parts.vllm.sizing import quantizer_bytes
 from stages.parts.vllm.support import (
-    experts_of,
-    missing_for_preset,
-    missing_for_published,
-    missing_kernels,
+    missing_kernel,
     refuse_unserved,
     refuse_unserved_family,
     refuse_without_torchvision,
@@ -88,6 +85,8 @@ def main() -> None:
         with small_files_of(described) as directory:
             chats = replace(chat_model(directory), tokenizer=None)
             recipes = refused_recipes(decided.serving, directory)
+        if profile.requalifies and recipes:
+            raise ConfigError(f"vLLM refuses it: {', '.join(recipes.values())}", hint="see engine.arguments")
         check_parsers(*chosen_parsers(serving, chats))
         for note in (*decided.notes, *filter(None, [why_calls_stay(serving, chats), moved_stack(store)])):
             say(f"note: {note}")
@@ -102,25 +101,31 @@ def main() -> None:
         report.done(f"vLLM serves {', '.join(served)} on {gpus}{place.name}{length}")
     unmade = {name for name in missing if why_not_made(name, described.form.name, described.config)}
     untried = required.untried(described, place)
-    candidates = decided.serving.candidates_of(served)
+    candidates = decided.serving.candidates_of([PRODUCTION] if profile.requalifies else served)
     missing |= {name: why for name in candidates if (why := recipes.get(recipe_of(name)))}
     missing |= decided.recipes_left_out
-    for name, why in missing.items():
-        with program.outcome(store, "check", name) as report:
-            hint = UNMADE if name in unmade else OTHER_RECIPE if recipe_of(name) else HINT
-            report.left_out(why, hint="" if name in untried else hint, tried=name not in untried)
+    _leave_out(store, missing, unmade, untried)
     to_make = {*optimize.names} - unmade - untried.keys() if optimize.make_unservable else {*served}
+    made = not described.form.method and not profile.requalifies
     for quantized in quantized_formats():
-        program.write_output(quantized, str(not described.form.method and quantized in to_make).lower())
+        program.write_output(quantized, str(made and quantized in to_make).lower())
     _write_fetched(described, served)
     production = in_production(store)
     decided = replace(decided, serving=decided.serving.model_copy(update={"production": production}))
-    candidates += [PRODUCTION] if production else []
+    candidates += [PRODUCTION] if production and PRODUCTION not in candidates else []
     measured = ",".join(name for name in candidates if name not in missing)
     program.write_output("variants", measured)
     program.write_output("left-out", "\n".join(f"{name}: {why}" for name, why in missing.items()))
     _write_needs(decided)
     print(measured)
+
+
+def _leave_out(store: ModelStore, missing: Mapping[str, str], unmade: Container[str], untried: Container[str]) -> None:
+    """Record why variants and candidates are not measured."""
+    for name, why in missing.items():
+        with program.outcome(store, "check", name) as report:
+            hint = UNMADE if name in unmade else OTHER_RECIPE if recipe_of(name) else HINT
+            report.left_out(why, hint="" if name in untried else hint, tried=name not in untried)
 
 
 def _write_fetched(described: Description, served: Collection[str]) -> None:
@@ -145,17 +150,13 @@ def _without_kernels(
 ) -> dict[str, str]:
     """Say of the variants for which vLLM has no kernels here why; *lora*: whether adapters are served with them."""
     unserved, allow = {}, optimize.allow_fallback
-    if not described.form.method:
-        unserved = missing_kernels(experts_of(described.config), dtype, lora=lora, allow_fallback=allow)
-    for name in decided.variants if not described.form.method else ():
-        if name in FORMATS and (scheme := FORMATS[name].scheme):
-            unserved[name] = missing_for_preset(
-                scheme, described.config, dtype, group_size=optimize.group_size, allow_fallback=allow, lora=lora
-            )
-    for name, model in described.all.items():
-        if model.form.method and name in decided.variants:
-            unserved[name] = missing_for_published(model.form, model.config, dtype, allow_fallback=allow, lora=lora)
-    return {name: why for name in decided.variants if (why := unserved.get(name))}
+    for name in decided.variants:
+        model = described.all.get(name, described)
+        config, published = model.config, bool(model.form.method)
+        if not published and name in FORMATS and (stated := FORMATS[name].configuration):
+            config = {**config, "quantization_config": stated(optimize.group_size)}
+        unserved[name] = missing_kernel(config, dtype, lora=lora, allow_fallback=allow, published=published)
+    return {name: why for name, why in unserved.items() if why}
 
 
 def _bytes(amount: str) -> int:

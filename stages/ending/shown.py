@@ -10,6 +10,7 @@ from stages.parts.base.log import say
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import connect
 from stages.parts.cluster.kinds import WORKFLOWS
+from stages.parts.records.production import Standing
 
 TITLE: Final = "workflows.argoproj.io/title"
 DESCRIPTION: Final = "workflows.argoproj.io/description"
@@ -32,9 +33,9 @@ def told(model: str, status: str, report: dict[str, Any], place: str) -> dict[st
     failed = next((outcome for outcome in report["outcomes"] if outcome["result"] == "failed"), None)
     title, lines = model, []
     if decision:
-        standing = decision.get("standing") or {"forced": True}
-        promotion = {"better": "", "equivalent": ", equivalent"}.get(str(standing.get("relation")), ", kept")
-        kept = "" if standing.get("forced") else promotion
+        standing = decision.get("standing")
+        promotion = Standing.model_validate(standing).promotion if standing else "promoted"
+        kept = "" if promotion == "promoted" else f", {promotion}"
         title += f" → {decision['winner']}{kept}"
         lines.append(f"**{decision['winner']}** ({decision['outcome']}{kept}): {decision['reason']}")
     if status != "Succeeded":

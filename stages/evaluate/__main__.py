@@ -103,7 +103,7 @@ def evaluate(
 
 def _report(report: program.Report, result: Result, *, measured: bool) -> None:
     if isinstance(result, Refused):
-        report.left_out(f"failed before any load: {result.reason}", hint="see the report for its quality")
+        report.left_out(f"failed before its load: {result.reason}", hint="see the report for its quality")
     elif measured:
         report.done(describe(result), key=result.key)
     else:

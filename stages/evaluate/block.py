@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
 
 import psutil
 
-from scoring.names import PRODUCTION
+from scoring.names import PRODUCTION, variant_of
 from scoring.units import MIB
 from stages.evaluate.drift import probe
-from stages.evaluate.load import described
+from stages.evaluate.load import Pace, TargetsMissed, described
 from stages.evaluate.subject import Lane, Session, Subject
 from stages.parts.base.errors import TransientError
 from stages.parts.base.log import say
@@ -27,10 +28,14 @@ from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.records.evaluation import Speed
 from stages.parts.records.variant import Variant
+from stages.parts.samples.capacity import mean_capacity_per_s
 from stages.parts.samples.evidence import Measured, gates_of
 from stages.parts.samples.lines import LoadSamples
 from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB
 from stages.parts.vllm.sizing import SERVER_BYTES
+
+SLOW: Final = 8
+"""A variant that can serve less than this part of the load is not measured at it."""
 
 
 class Subjects:
@@ -72,16 +77,28 @@ class Subjects:
         for subject in subjects:
             if subject is self.reference or not subject.going or self.lost:
                 continue
-            subject.refused = self.refusal(subject)
-            if subject.refused:
-                subject.stop()
-                say(f"{subject.name} is not loaded: {subject.refused}")
+            subject.refuse(self.refusal(subject))
+
+    def refuse_slow(self, subjects: Iterable[Subject], pace: Pace) -> None:
+        """End those of the *subjects* that at their first start can serve only a small part of the *pace*, that of one
+        GPU or machine, or nothing within the targets: the load would take as many times as long."""
+        for subject in subjects:
+            if variant_of(subject.name) == PRODUCTION or subject.data.samples.rounds:
+                continue
+            if isinstance(subject.failure, TargetsMissed):
+                why, subject.failure = str(subject.failure), None
+                subject.refuse(why, lasting=False)
+            elif subject.going and (capacity := mean_capacity_per_s(subject.loading.found)):
+                rate_per_s = pace.times(subject.session.gpu_share).rate_per_s or 0.0
+                if capacity < rate_per_s / SLOW:
+                    why = f"it serves only {capacity:.2g} of {rate_per_s:.3g} requests/s within the targets"
+                    subject.refuse(why, lasting=False)
 
     def refusal(self, subject: Subject) -> str:
         """Name the gates that *subject* fails before any load; empty if it fails none, or if more items may show that
         it passes. Until all items were asked, the quality recovery does not count. What is in production is compared
         whatever it would fail."""
-        if subject.name == PRODUCTION:
+        if variant_of(subject.name) == PRODUCTION:
             return ""
         profile, variant = self.session.profile, subject.measured()
         limits = profile.constraints
@@ -98,20 +115,18 @@ class Subjects:
 
     def together(self, group: Sequence[Subject], act: Callable[[Subject, int], None]) -> None:
         """Call *act* with each of the group and its number, in threads if there are several."""
-        if len(group) < 2:
-            for subject in group:
-                act(subject, 0)
+        if len(group) == 1:
+            act(group[0], 0)
             return
-        with ThreadPoolExecutor(len(group)) as pool:
-            self._wait(pool.submit(act, subject, number) for number, subject in enumerate(group))
+        with self.meanwhile(group, act):
+            pass
 
     @contextlib.contextmanager
-    def ahead(self, group: Sequence[Subject], act: Callable[[Subject, int], None]) -> Iterator[None]:
-        """Call *act* with each of the group, one after another, during the block."""
-        with ThreadPoolExecutor(1) as pool:
-            running: list[Future[None]] = []
+    def meanwhile(self, group: Sequence[Subject], act: Callable[[Subject, int], None]) -> Iterator[None]:
+        """Call *act* with each of the group and its number in threads during the block."""
+        with ThreadPoolExecutor(max(1, len(group))) as pool:
+            running = [pool.submit(act, subject, number) for number, subject in enumerate(group)]
             try:
-                running += [pool.submit(act, subject, 0) for subject in group]
                 yield
             except BaseException:
                 self.session.cancelled.set()
@@ -191,15 +206,18 @@ class Block:
                 say(f"serving {subject.name}: ready in {subject.ready_s[-1]:.0f} s")
 
     def _stand_and_ask(self, group: Sequence[Subject]) -> None:
-        """Ask as many at a time as there are lanes; where servers share one, the next start meanwhile."""
-        parts = _parts(group, len(self._lanes))
+        """Start as many servers at a time as there are lanes, or where they share one, cores: most of a start keeps one
+        core busy. While they are asked, lane by lane, the next start."""
+        width = len(self._lanes)
+        parts = _parts(group, width if width > 1 else hardware().cores)
         for part, following in itertools.zip_longest(parts, parts[1:], fillvalue=()):
             self._subjects.together(part, self._stand)
-            if new := [subject for subject in part if subject.going and not subject.asked]:
-                with self._subjects.ahead(following, self._stand):
-                    self._ask(new)
             if self._subjects.lost:
                 return
+            new = [subject for subject in part if subject.going and not subject.asked]
+            with self._subjects.meanwhile(following if new else (), self._stand):
+                for few in _parts(new, width):
+                    self._ask(few)
 
     def _ask(self, new: Sequence[Subject]) -> None:
         """Ask for the gates: what takes seconds and a slice of the quality items first, then the rest of the items."""
@@ -242,6 +260,8 @@ class Block:
         leading = self._subjects.leading
         leading = leading if leading in loaded else loaded[0]
         pace, share = leading.loading.pace, leading.session.gpu_share
+        self._subjects.refuse_slow([subject for subject in group if subject is not leading], pace.times(1 / share))
+        loaded = [subject for subject in loaded if subject.going]
         self._in_turns(loaded, lambda subject: subject.measure(pace.times(subject.session.gpu_share / share)))
         for subject in loaded:
             if subject.going:

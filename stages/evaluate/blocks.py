@@ -47,7 +47,7 @@ from stages.parts.base.workload import Workload
 from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.lock import alone
 from stages.parts.records.evaluation import Evaluation, Schedule
-from stages.parts.samples.evidence import Measured, evidence_of, gates_of, losses_of, qualities
+from stages.parts.samples.evidence import Measured, evidence_of, gates_of_choice, losses_of, qualities
 
 QUESTION_S: Final = 0.05
 """Seconds for an item, where they were not measured by this process."""
@@ -127,7 +127,7 @@ class Blocks:
             return False
         measured = {name: subject.measured() for name, subject in loaded.items()} | self._subjects.asked
         profile = self._session.profile
-        gates = gates_of(measured, profile, profile.constraints)
+        gates = gates_of_choice(measured, profile)
         evidence = evidence_of(measured, profile.reference_variant, profile)
         names = [name for name in evidence.variants if name != PRODUCTION]
         able = tuple(name for name in names if gates[name].verdict == "pass")
@@ -204,7 +204,7 @@ class Blocks:
         )
         for subject in loaded.values():
             keep(subject, self._progress.times[: subject.looks], schedule)
-        if self._subjects.reference:
+        if self._subjects.reference and not self._session.profile.requalifies:
             keep_answers(self._subjects.reference)
 
 

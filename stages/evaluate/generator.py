@@ -36,7 +36,7 @@ def run_vllm(arguments: Sequence[str], limits: dict[str, Any] | None = None) -> 
         backends = import_module("vllm.benchmarks.lib.endpoint_request_func").ASYNC_REQUEST_FUNCS
         backends["openai"] = ending_early(backends["openai"], **limits)
     sys.argv = ["vllm", *arguments]
-    command: Any = import_module(VLLM[-1])
+    command: Any = import_module(VLLM)
     command.main()
     return 0
 

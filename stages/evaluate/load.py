@@ -34,6 +34,7 @@ from stages.parts.samples.capacity import (
     strain_of,
     throughput_of,
     tried,
+    within,
 )
 from stages.parts.samples.lines import LoadRun, LoadSamples, Phase, StartLoad
 
@@ -65,6 +66,12 @@ FIRST_STEPS: Final = 7
 """Where nothing is known but the rate with some requests in flight: almost twice the rate."""
 CONFIRMING_STEPS: Final = 2
 """Another failure confirms one if its rate is at most this far above."""
+ALONE: Final = 0.5
+"""Requests in flight, on average, below which most are alone on the server: at lower rates they are no faster."""
+
+
+class TargetsMissed(MeasurementFailed):
+    """The workload's targets hold at no rate."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +230,7 @@ class Loading:
         """Find the capacity, a trial at a time; without targets, how fast the answers come, if that is unknown.
 
         Raises:
-            MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate.
+            MeasurementFailed: a request failed, a figure is not finite, or the targets hold at no rate (TargetsMissed).
             ServerFailed: the server ended.
         """
         slo, start = self.target.workload.slo, self.start
@@ -257,6 +264,8 @@ class Loading:
 
     def _try_rates(self, search: Search, slo: Slo) -> Iterator[LoadSamples]:
         workload, made_before = self.target.workload, len(self.trials)
+        # With more in flight, as in the first trial, each request takes longer.
+        slowest_per_s = ALONE * _sent_per_s(self.trials[0]) / workload.concurrency if self.trials else 0.0
         while (trials := len(self.trials) - made_before) < workload.trials + MORE_TRIALS:
             rated = [trial for trial in map(tried, self.trials) if trial]
             if (rate := search.following(rated, close=1 if trials < workload.trials else WIDE)) is None:
@@ -264,14 +273,17 @@ class Loading:
             count = max(FEWEST, math.ceil(rate * workload.trial_s))
             self.trials.append(self._run("trial", math.ceil(rate * workload.ramp_s), count, rate, slo))
             yield self.trials[-1]
+            met = any(within(request, slo.ttft_ms, slo.tpot_ms) for request in self.trials[-1].requests)
+            if rate < slowest_per_s and not met:
+                return
 
     def _capacity_per_s(self, slo: Slo) -> float:
-        """Compute the capacity; MeasurementFailed if no rate that was tried held."""
+        """Compute the capacity. Raise TargetsMissed if no rate that was tried held."""
         rated = [trial for trial in map(tried, self.trials) if trial]
         capacity = capacity_per_s(rated)
         if capacity is None:
             lowest = min(trial.rate_per_s for trial in rated)
-            raise MeasurementFailed(
+            raise TargetsMissed(
                 f"{slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token don't hold for {SHARE:.0%} of "
                 f"the requests even at {lowest:.3g} requests/s",
                 hint="raise the workload's slo, or set slo: null if nobody waits for the answers",

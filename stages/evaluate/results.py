@@ -18,6 +18,7 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore, digest_of, place, sha256_of
 from stages.parts.base.workload import Workload
+from stages.parts.machine.environment import engine_of
 from stages.parts.machine.hardware import Hardware, hardware
 from stages.parts.records.evaluation import REFUSED_SUFFIX, SAMPLES_SUFFIX, Evaluation, Memory, Refused, Schedule
 from stages.parts.records.production import RULES
@@ -37,12 +38,12 @@ Found = tuple[Result | SlipwayError, bool]
 TOOLS: Final = ("vllm", "lm_eval", "torch")
 NOT_MEASURED: Final = {
     *("host", "port", "startup_timeout_s", "tls_certificate", "tls_key", "plain_http"),
-    *("signing", "verification_key"),
+    *("shared_port", "metrics_address", "signing", "verification_key"),
     *("max_queued_tokens", "replicas", "affinity", "request_timeout_s", "tool_parser", "reasoning_parser", "adapters"),
-    *("reference", "recipes", "production"),
+    *("reference", "recipes", "production", "engine_version"),
 }
-"""Serving settings that have no effect on a figure, or only through ``Conditions.binding``, or the parsers or adapters
-they mean."""
+"""Serving settings that have no effect on a figure, or only through ``Conditions.binding``, the tools' versions, or the
+parsers or adapters they mean."""
 ADDED: Final = ("text_only", "kv_cache_dtype", "speculation", "max_num_seqs", "max_num_batched_tokens")
 """Settings that there were not always."""
 ROUNDS: Final = 1
@@ -94,7 +95,8 @@ def conditions_of(variant: Variant, workload: Workload, serving: Serving, parser
         variant=variant,
         workload=plain | digests | {"rounds": ROUNDS},
         serving=settings,
-        tool_versions={tool: installed_version(tool) for tool in TOOLS},
+        tool_versions={tool: installed_version(tool) for tool in TOOLS}
+        | {"vllm": engine_of(serving.engine_version).version("vllm")},
         hardware=machine,
         binding=core_binding(serving),
     )
@@ -231,7 +233,7 @@ def keep_refusal(subject: Subject) -> Refused:
         variant=subject.name,
         variant_digest=subject.conditions.variant.digest,
         key=subject.conditions.key,
-        limits=limits_digest(session.profile),
+        limits=limits_digest(session.profile) if subject.refused_again else "",
         reason=subject.refused,
         started_at=data.started_at or datetime.now(UTC),
         seconds=round(data.seconds, 3),

@@ -28,6 +28,7 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Recipe, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
+from stages.parts.machine.environment import stack_of
 from stages.parts.machine.process import PeakMemory
 from stages.parts.model.description import chat_template
 from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, Speed, TaskScore, measures_of
@@ -142,6 +143,8 @@ class Subject:
         self.failure: SlipwayError | None = None
         self.refused = ""
         """The gates that it failed, in one sentence."""
+        self.refused_again = True
+        """Whether another run under the same conditions need not try."""
         self.asked = False
         """Whether the quality of all items is known."""
         self.exhausted: set[str] = set()
@@ -188,9 +191,10 @@ class Subject:
         return self.failure is None and not self.refused
 
     @property
-    def answers_as(self) -> tuple[str, str]:
-        """What its answers follow from: the weights, and how keys and values are stored."""
-        return variant_of(self.name), self.session.serving.kv_cache_dtype
+    def answers_as(self) -> tuple[str, ...]:
+        """What its answers follow from: the weights, how keys and values are stored, and what computes them."""
+        serving = self.session.serving
+        return variant_of(self.name), serving.kv_cache_dtype, serving.engine_version, *serving.extra_arguments
 
     @property
     def blocks(self) -> int:
@@ -236,7 +240,9 @@ class Subject:
         facts = asdict(server.startup_log.facts())
         kv_cache_tokens = facts.pop("kv_cache_tokens")
         data.kv_cache_tokens = data.kv_cache_tokens or kv_cache_tokens
-        data.engine = data.engine or Engine(name="vllm", arguments=server.arguments, ready_s=server.ready_s, **facts)
+        if data.engine is None:
+            facts |= {"arguments": server.arguments, "ready_s": server.ready_s, "start": server.start}
+            data.engine = Engine(name="vllm", stack=stack_of(session.serving.engine_version), **facts)
         self._standing = server, lane
         self.ready_s.append(server.ready_s)
 
@@ -349,6 +355,13 @@ class Subject:
             if samples is None:
                 return
             yield samples
+
+    def refuse(self, why: str, *, lasting: bool = True) -> None:
+        """End the measurement of this variant, unless the reason is empty. *lasting*: it would be so again."""
+        self.refused, self.refused_again = why, lasting
+        if why:
+            self.stop()
+            say(f"{self.name} is not loaded: {why}")
 
     def stop(self) -> None:
         """End the server and everything that it started. It is safe to call this again."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.store import from_json
 
 SHOWN_MISTAKES: Final = 20
 FORMS: Final = '{"prompt": "…", "output_tokens": n} or {"prompt_tokens": n, "output_tokens": m}'
@@ -118,7 +119,7 @@ def random_text(tokenizer: Any, tokens: int, seed: tuple[int, int]) -> str:
 def _request(number: int, line: str) -> TraceRequest:
     """Parse a line; ValueError says what is wrong with it."""
     try:
-        data = json.loads(line)
+        data = from_json(line)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(data, dict) or set(data) not in ({"prompt", "output_tokens"}, {"prompt_tokens", "output_tokens"}):
@@ -126,7 +127,7 @@ def _request(number: int, line: str) -> TraceRequest:
     for name in ("prompt_tokens", "output_tokens"):
         if name in data and not (type(data[name]) is int and data[name] > 0):
             raise ValueError(f"{name} is not a number above 0 (got {json.dumps(data[name])})")
-    if "prompt" in data and not (isinstance(data["prompt"], str) and data["prompt"]):
+    if "prompt" in data and not (isinstance(data["prompt"], str) and data["prompt"].encode(errors="ignore")):
         raise ValueError("prompt is not a text, or is empty")
     return TraceRequest(number, data.get("prompt"), data.get("prompt_tokens", 0), data["output_tokens"])
 

@@ -24,7 +24,7 @@ from stages.optimize.base_model import Base
 from stages.optimize.four_bit import write_shards
 from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibration_of, quantize_apart
 from stages.optimize.language_part import LanguagePart, language_part
-from stages.optimize.rounded import INT8, NVFP4A16, Rounded, quantized_weights, unquantized_layers
+from stages.optimize.rounded import INT8, NVFP4A16, Rounded, quantized_weights, rounded, unquantized_layers
 from stages.optimize.shards import Entry, write_config
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
@@ -166,7 +166,7 @@ def recipe(job: QuantizationJob) -> list[Any]:
 def calibrated(name: str, scheme: str, storage: Storage, tolerance: float) -> Format:
     """Describe a format that vLLM serves as a checkpoint of compressed-tensors."""
     quantizer, environment = CalibratedRounding(name, scheme, storage, tolerance), LLM_COMPRESSOR.name
-    return Format(storage, quantizer, only_16_bit=True, scheme=scheme, environment=environment)
+    return replace(rounded(scheme, storage, tolerance), quantizer=quantizer, environment=environment)
 
 
 _W4A16: Final = Storage("4-bit", 4, (Scales(16, DEFAULT_GROUP_SIZE, adjustable=True),), capabilities=(7.5, math.inf))

@@ -23,7 +23,7 @@ from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibrat
 from stages.optimize.language_part import LanguagePart
 from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.errors import QuantizationFailed
-from stages.parts.base.formats import Format, Kernel, Peak
+from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.store import write_json
 from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
@@ -34,7 +34,6 @@ BITS: Final = 4
 BATCH: Final = 4
 """Sequences that run through a layer together. More sequences need more memory and are hardly faster."""
 GROUP_SIZES: Final = (128, 64, 32)
-WIDTH: Final = 4096
 PACK_BITS: Final = 32
 PARTS: Final = ("qweight", "qzeros", "scales")
 QUANTIZE_CONFIG: Final = "quantize_config.json"
@@ -255,46 +254,6 @@ def check_complete(base: Base, tensors: Mapping[str, Tensor], packed: Mapping[st
             raise ValueError(f"{name} is not a tensor of the model")
 
 
-def choose_kernel(*, zero_points: bool) -> object:
-    """Let vLLM choose its kernel for 4-bit layers of a width that every kernel can divide."""
-    import torch
-    from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
-    from vllm.platforms import current_platform
-    from vllm.scalar_type import scalar_types
-
-    return choose_mp_linear_kernel(
-        MPLinearLayerConfig(
-            full_weight_shape=(WIDTH, WIDTH),
-            partition_weight_shape=(WIDTH, WIDTH),
-            weight_type=scalar_types.uint4 if zero_points else scalar_types.uint4b8,
-            act_type=torch.bfloat16 if current_platform.has_device_capability(80) else torch.float16,
-            group_size=DEFAULT_GROUP_SIZE,
-            zero_points=zero_points,
-        )
-    )
-
-
-def choose_for_experts(experts: Any, *, zero_points: bool) -> object:
-    """Let vLLM choose its kernel for 4-bit experts, as it does when it loads a checkpoint of the method."""
-    from vllm.model_executor.layers.fused_moe.oracle.int_wna16 import select_wna16_moe_backend
-    from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
-    from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
-    from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey, kInt4Static, kInt4StaticGroupScale
-    from vllm.scalar_type import scalar_types
-
-    size = DEFAULT_GROUP_SIZE
-    awq = AutoAWQConfig(BITS, size, zero_point=True, lm_head_quantized=False)
-    gptq = AutoGPTQConfig(BITS, size, desc_act=False, is_sym=True, lm_head_quantized=False, dynamic={}, full_config={})
-    return select_wna16_moe_backend(
-        experts,
-        kInt4Static if zero_points else QuantKey(scalar_types.uint4b8, kInt4StaticGroupScale),
-        quant_config=awq if zero_points else gptq,
-        may_have_zp=zero_points,
-        may_have_bias=True,
-        allow_tile_padding=True,
-    )
-
-
 def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) -> Format:
     """Describe a 4-bit format: each group of inputs has a scale and a zero point per output, all of them in the middle
     if it is *symmetric*, and *further* numbers."""
@@ -305,14 +264,9 @@ def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) 
         scales=(group, replace(group, bits=BITS), *further),
         capabilities=(7.5, math.inf),  # Marlin's
     )
-    kernel = Kernel("cpu_gemm_wna16", partial(choose_kernel, zero_points=not symmetric), avx512=True, experts_amx=True)
-    return Format(
-        storage,
-        FourBit(method, symmetric=symmetric),
-        kernel,
-        only_16_bit=True,
-        choose_for_experts=partial(choose_for_experts, zero_points=not symmetric),
-    )
+    stated = {"quant_method": method, "bits": BITS, "desc_act": False, "sym": symmetric, "zero_point": not symmetric}
+    quantizer = FourBit(method, symmetric=symmetric)
+    return Format(storage, quantizer, lambda size: {**stated, "group_size": size}, only_16_bit=True)
 
 
 AWQ: Final = four_bit("awq", symmetric=False)

@@ -57,13 +57,7 @@ class Fp16:
         return 16
 
 
-def choose_for_experts(experts: Any) -> object:
-    from vllm.model_executor.layers.fused_moe.oracle.unquantized import select_unquantized_moe_backend
-
-    return select_unquantized_moe_backend(experts)
-
-
-FP16: Final = Format(STORAGE, Fp16(), choose_for_experts=choose_for_experts)
+FP16: Final = Format(STORAGE, Fp16())
 
 
 def cast_file(source: Path, target: Path) -> None:

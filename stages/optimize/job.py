@@ -22,6 +22,7 @@ from stages.optimize.language_part import LanguagePart, language_part, write_lan
 from stages.parts.base.errors import ConfigError, QuantizationFailed
 from stages.parts.base.formats import Peak
 from stages.parts.base.optimize_settings import Calibration, Optimize
+from stages.parts.base.program import without_secrets
 from stages.parts.base.store import Record, digest_of
 from stages.parts.machine.environment import Environment
 from stages.parts.machine.hardware import asked_gpus, cpu_dtype, gpus, no_gpu, processor
@@ -251,7 +252,7 @@ def run(job: QuantizationJob, python: str) -> tuple[int, str]:
 def environment() -> dict[str, str]:
     """Set the environment variables that quantizers and the Hub's libraries read when they are imported."""
     return {
-        **os.environ,
+        **without_secrets(os.environ),
         "GPTQMODEL_CPU_WORKERS": str(max(2, len(os.sched_getaffinity(0)))),  # its thread pool may crash with one worker
         "GPTQMODEL_DISABLE_PACK_EXT": "1",  # a packer that g++ compiles; the result is the same without it
         "HF_HUB_OFFLINE": "1",

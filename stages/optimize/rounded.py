@@ -16,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
@@ -36,7 +37,7 @@ from stages.optimize.shards import (
     write_index,
 )
 from stages.parts.base.errors import QuantizationFailed
-from stages.parts.base.formats import Format, Kernel, Peak
+from stages.parts.base.formats import Format, Peak
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.process import peak_resident_bytes
@@ -326,20 +327,6 @@ def preset(scheme: str, inputs: int | None) -> tuple[Any, Any]:
     return made, BaseCompressor.get_value_from_registry(infer_module_format(torch.nn.Linear, made).value)
 
 
-def choose_kernel() -> object:
-    from vllm.model_executor.kernels.linear import init_int8_linear_kernel
-
-    return init_int8_linear_kernel(
-        is_channelwise=True, is_static_input_scheme=False, input_symmetric=True, module_name="int8"
-    )
-
-
-def choose_for_experts(experts: Any) -> object:
-    from vllm.model_executor.layers.fused_moe.oracle.int8 import select_int8_moe_backend
-
-    return select_int8_moe_backend(experts)
-
-
 def _torch(name: str) -> torch.dtype:
     import torch
 
@@ -353,19 +340,15 @@ def _storage(label: str, weight_bits: int, *scales: Scales, **fields: Any) -> St
 
 def rounded(scheme: str, storage: Storage, tolerance: float) -> Format:
     """Describe a format that vLLM serves as a checkpoint of compressed-tensors."""
-    return Format(storage, Rounded(scheme, storage, tolerance), only_16_bit=True, scheme=scheme)
+    quantizer = Rounded(scheme, storage, tolerance)
+    return Format(storage, quantizer, lambda size: preset_configuration(scheme, group_size=size), only_16_bit=True)
 
 
 CHANNEL: Final = Scales(bits=32, inputs=None)
 # int8's CUTLASS kernels read 16 values at a time, need a GPU from Turing on, and vLLM has none for Blackwell
 # (vllm-project/vllm#27182). Marlin serves the others, with activations in 16 bit, on GPUs without their arithmetic.
 _INT8: Final = _storage("int8", 8, CHANNEL, multiple=16, capabilities=(7.5, 10.0), arithmetic="int8")
-INT8: Final = Format(
-    _INT8,
-    Rounded("W8A8", _INT8, 0.5 / 127.5),
-    Kernel("onednn_scaled_mm", choose_kernel, lora_amx=True, experts_amx=True),
-    choose_for_experts=choose_for_experts,
-)
+INT8: Final = replace(rounded("W8A8", _INT8, 0.5 / 127.5), only_16_bit=False)
 FP8: Final = rounded(
     "FP8_DYNAMIC", _storage("fp8", 8, CHANNEL, capabilities=(7.5, math.inf), arithmetic="fp8"), 16 / 448
 )

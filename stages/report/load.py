@@ -13,7 +13,7 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import DEFAULT_SLO, Workload
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.records.evaluation import Capacity, Evaluation, Goodput, Load, Percentiles, grouped
+from stages.parts.records.evaluation import Capacity, ColdStart, Evaluation, Goodput, Load, Percentiles, grouped
 from stages.parts.records.variant import Variant
 from stages.parts.vllm.prediction import predict, sized
 from stages.report.cells import ABSENT, Cell, Fact, Table, Variants, cell, count, gib, heads, interval, percent, row
@@ -101,6 +101,17 @@ def measures(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
         cells = (_rates(evaluation), *good, weights, _peak(evaluation), tokens, _kernel(evaluation))
         rows.append(row(variants.cell(evaluation.variant), *cells))
     return Table("load", titles, tuple(rows))
+
+
+def cold_starts(evaluations: Sequence[Evaluation], variants: Variants) -> list[Table]:
+    """Make one row for each variant, with the parts of its server's first start; no table without any."""
+    titles = [name[:-2].replace("_", " ").capitalize() for name in ColdStart.model_fields]
+    rows = [
+        row(variants.cell(each.variant), *(cell(f"{seconds:.1f} s") for _, seconds in each.engine.start))
+        for each in evaluations
+        if each.engine.start
+    ]
+    return [Table("starts", heads("Cold start", *titles), tuple(rows))] if rows else []
 
 
 def _within(targets: Goodput | Capacity) -> tuple[str, ...]:

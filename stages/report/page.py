@@ -3,7 +3,7 @@ without outside references."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +13,14 @@ from scoring.names import REFERENCE
 from stages.parts.base import program
 from stages.parts.base.store import ModelStore, write_text
 from stages.parts.records.acquired import ACQUIRED, Acquired
+from stages.parts.records.drills import Drill, drilled
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.records.watch import Watched, seen, watched
+from stages.parts.records.watch import history, seen
 from stages.parts.releases.release import CANDIDATE_METRICS
 from stages.report import load, provenance, quality, scores
-from stages.report.cells import Fact, Variants, percent
+from stages.report.cells import Cell, Fact, Table, Variants, cell, heads, percent, row
 from stages.report.load import predictions
 from stages.report.plots import COLORS
 from stages.report.run_report import JSON, RunReport
@@ -65,17 +66,21 @@ def _decision(store: ModelStore, outcomes: list[program.Outcome]) -> Production 
 
 def renew(store: ModelStore, release: str) -> None:
     """Write the reports of the runs that chose a release anew, with what has been seen of it since."""
-    summed = watched(seen(store).of(release))
+    since = {"watched": history(seen(store).of(release)), "drills": drilled(store, release)}
     for path in store.runs.glob(f"*/{JSON}"):
         report = RunReport.read_if_intact(path)
         if report and report.decision and report.decision.release == release:
-            report = report.model_copy(update={"watched": summed})
+            report = report.model_copy(update=since)
             report.write(path)
             write_text(path.with_name(HTML), render(report))
 
 
 def render(report: RunReport) -> str:
     """Render the page's HTML."""
+    return rendered("report.html.jinja", contents(report))
+
+
+def rendered(template: str, shown: Mapping[str, Any]) -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -86,18 +91,18 @@ def render(report: RunReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = percent
-    return environment.get_template("report.html.jinja").render(contents(report))
+    return environment.get_template(template).render(shown)
 
 
-def in_production(watched: Watched | None) -> list[Fact]:
-    """Say what was seen of the release in production: how it was last, and the last alarms."""
-    if watched is None:
-        return []
-    looks = [("last look", watched.last, ""), *(("alarm", look, "failed") for look in reversed(watched.alarms))]
-    facts = [
-        Fact(f"{name} {look.at:%Y-%m-%d %H:%M}", f"{look.verdict}. {look.text}", css=css) for name, look, css in looks
-    ]
-    return [Fact("watched", watched.text), *facts]
+def readiness(drills: Sequence[Drill]) -> Table | None:
+    """List the drills of the release: what held, what did not and why, and the figures."""
+    rows = []
+    for drill in drills:
+        name = cell(drill.drill, *(["short"] if drill.short else []))
+        verdict = cell(drill.verdict, css="failed" if drill.failures else "ok")
+        rows.append(row(name, verdict, cell(drill.text, css="text"), cell(f"{drill.at:%Y-%m-%d %H:%M}")))
+    titles = (*heads("Drill", "Verdict"), Cell(("Why, and what was seen",), css="text"), *heads("When"))
+    return Table("drills", titles, tuple(rows)) if rows else None
 
 
 def contents(report: RunReport) -> dict[str, Any]:
@@ -105,8 +110,7 @@ def contents(report: RunReport) -> dict[str, Any]:
     decision is absent without one, and what follows from evaluations without any."""
     decision = report.decision
     ranking = [candidate.variant for candidate in decision.candidates] if decision else []
-    published = report.base.format if report.base else REFERENCE
-    reference = (decision.reference if decision else "") or published
+    reference = (decision.reference if decision else "") or (report.base.format if report.base else REFERENCE)
 
     def rank(name: str) -> tuple[int, bool, str]:
         """Sort by the ranking; variants outside of it come last, the reference before the others."""
@@ -125,7 +129,7 @@ def contents(report: RunReport) -> dict[str, Any]:
         "colors": range(COLORS),
         "left_out": [Fact(each.variant, each.reason) for each in report.outcomes if each.result == "left out"],
         "predicted": load.predicted(report.predictions, evaluations, variants),
-        "watched": in_production(report.watched),
+        "drills": readiness(report.drills),
         "setup": provenance.setup(report.base, evaluations),
         "made": provenance.variants_made(report.variants, variants),
         "stages": provenance.stages_run(report.outcomes),
@@ -135,7 +139,7 @@ def contents(report: RunReport) -> dict[str, Any]:
             "load_title": load.title(evaluations[0].load),
             "load_explanation": load.explanation(evaluations[0]),
             "times": load.times(evaluations, variants),
-            "load": load.measures(evaluations, variants),
+            "load": (load.measures(evaluations, variants), *load.cold_starts(evaluations, variants)),
             "fallbacks": load.fallbacks(evaluations),
             "rates": load.rates_tried(evaluations, variants),
             "quality": quality.quality(evaluations, decision, variants, reference),

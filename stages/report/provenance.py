@@ -42,7 +42,8 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
         facts.append(Fact(f"Hardware of {', '.join(group)}" if len(groups) > 1 else "Hardware", ", ".join(parts)))
     first, engine = evaluations[0], evaluations[0].engine
     cores = f", on {len(engine.cores)} of the cores" if engine.cores else ""
-    served = f"{engine.name} {engine.version}, served in {engine.dtype}:"
+    versions = dict.fromkeys(f"{each.engine.name} {each.engine.version}" for each in evaluations)
+    served = f"{' and '.join(versions)}, served in {engine.dtype}:"
     facts.append(Fact("Engine", served, code=" ".join(engine.arguments), rest=cores))
     facts.append(Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.tool_versions.items())))
     facts.append(Fact("Workload", workload(first)))

@@ -10,10 +10,10 @@ from pydantic import Field
 from stages.parts.base.program import Outcome
 from stages.parts.base.store import Record
 from stages.parts.records.acquired import Acquired
+from stages.parts.records.drills import Drill
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import Variant
-from stages.parts.records.watch import Watched
 
 JSON: Final = "report.json"
 
@@ -45,6 +45,8 @@ class RunReport(Record):
     variants: tuple[Variant, ...]
     evaluations: tuple[Evaluation, ...]
     predictions: tuple[PredictedFigures, ...] = ()
-    watched: Watched | None = None
-    """What ``slipway watch`` saw of its release in production, by its last look; None if it was not watched."""
+    watched: tuple[str, ...] = ()
+    """What ``slipway watch`` saw of its release in production: the last alarms, and the last look."""
+    drills: tuple[Drill, ...] = ()
+    """How its release withstood ``slipway drill``, of each drill the last time."""
     written_at: datetime

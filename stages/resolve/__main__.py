@@ -12,7 +12,7 @@ from functools import partial
 from stages.parts.base import program
 from stages.parts.base.errors import AccessDenied
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import read_config
+from stages.parts.model.checkpoint import content_of, read_config
 from stages.parts.model.description import local_commit, local_sizes
 from stages.parts.model.name import ModelName
 
@@ -23,7 +23,7 @@ def resolve(model: ModelName, revision: str) -> str:
     Raises the errors of ``hub.describe``, ``local_commit`` and ``read_config``.
     """
     if folder := model.directory:
-        read_config(local_sizes(folder), lambda name: (folder / name).read_bytes())
+        read_config(local_sizes(folder), lambda name: content_of(folder / name))
         return local_commit(folder)
     if hub.COMMIT.fullmatch(revision):
         return revision

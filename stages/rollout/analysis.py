@@ -21,8 +21,6 @@ from stages.parts.records.rollout import (
     Analysis,
     CanaryCheck,
     Counters,
-    Figures,
-    Histogram,
     Increase,
     Journal,
     Side,
@@ -76,28 +74,13 @@ class Observation:
         return [*(ended for step in self.journal.observed if step.percent <= EVEN for ended in step.slices), *now]
 
 
-def figures(increase: Increase, own: int = 0) -> Figures:
-    return Figures(
-        requests=round(increase.ttft.observations),
-        answered=round(increase.answered),
-        failed=round(increase.failed),
-        refused=round(increase.refused),
-        own=own,
-        ttft_p95_ms=_p95_ms(increase.ttft),
-        tpot_p95_ms=_p95_ms(increase.tpot),
-        ttft_mean_ms=_ms(increase.ttft.mean_s),
-        tpot_mean_ms=_ms(increase.tpot.mean_s),
-    )
-
-
 def analyse(observation: Observation) -> Analysis:
     """Judge a step: ``rollback`` as soon as one check fails, ``promote`` once all pass, else ``inconclusive``."""
     window, journal, settings = observation.window, observation.journal, observation.journal.settings
     alone, slices = journal.percent == 100, slices_of(journal, window)
-    canary = figures(observation.canary.since(window.canary), own=window.sent("canary"))
-    stable = None
-    if observation.stable:
-        stable = figures(observation.stable.since(window.stable or observation.stable), own=window.sent("stable"))
+    canary, stable = observation.canary.since(window.canary), None
+    if observation.stable and not alone:
+        stable = observation.stable.since(window.stable or observation.stable)
     mirrored = settings.mirror is not None
     steps, looks = len(settings.steps) + mirrored, (journal.windows, len(window.slices))
     errors = stats.level(ERRORS * settings.error_rate, steps, *looks)
@@ -106,7 +89,7 @@ def analyse(observation: Observation) -> Analysis:
     if journal.copied and not settled:  # bursts of failures are known better later, and nobody is harmed meanwhile
         errors = level = 0.0
     checks = [
-        _enough_requests(settings, canary, None if alone else stable),
+        _enough_requests(settings, canary, stable),
         _failures(settings, "errors", slices, errors),
         _failures(settings, "own requests", slices, level),
     ]
@@ -127,8 +110,6 @@ def analyse(observation: Observation) -> Analysis:
         percent=journal.percent,
         verdict=verdict,
         reason=reason,
-        canary=canary,
-        stable=stable,
         checks=tuple(checks),
         seconds=round(observation.seconds, 3),
         at=observation.at,
@@ -150,19 +131,20 @@ def check_quality(settings: Rollout, agreement: float) -> CanaryCheck:
     )
 
 
-def _enough_requests(settings: Rollout, canary: Figures, stable: Figures | None) -> CanaryCheck:
-    least = settings.min_requests
-    enough = min(side.requests for side in (canary, stable) if side) >= least
-    beside = f" and {stable.requests} to the stable release" if stable else ""
+def _enough_requests(settings: Rollout, canary: Increase, stable: Increase | None) -> CanaryCheck:
+    """Count requests with a first token: those whose latency is known."""
+    least, requests = settings.min_requests, [round(side.ttft.observations) for side in (canary, stable) if side]
+    enough = min(requests) >= least
+    beside = f" and {requests[1]} to the stable release" if stable else ""
     needed = f"; {least} {'of each ' if stable else ''}are needed"
     return CanaryCheck(
         name="requests",
         verdict="pass" if enough else "unclear",
-        canary=canary.requests,
-        stable=stable.requests if stable else None,
+        canary=requests[0],
+        stable=requests[1] if stable else None,
         limit=least,
         unit="",
-        text=f"{canary.requests} requests to the canary{beside}{'' if enough else needed}",
+        text=f"{requests[0]} requests to the canary{beside}{'' if enough else needed}",
     )
 
 
@@ -305,12 +287,6 @@ def _verdict(checks: list[CanaryCheck], good: str) -> tuple[Literal["promote", "
         few = checks[0].verdict == "unclear"  # with too few requests, the other checks can't be clear
         return "inconclusive", unclear[0] if few else "; ".join(unclear)
     return "promote", good
-
-
-def _p95_ms(histogram: Histogram) -> float | None:
-    """None without observations."""
-    value = stats.quantile((*histogram.bounds_s, math.inf), histogram.counts, stats.TAIL) * MS
-    return value if math.isfinite(value) else None
 
 
 def _ms(seconds: float | None) -> float | None:

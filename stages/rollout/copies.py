@@ -55,12 +55,12 @@ def compared(original: LoggedRequest, copy: LoggedRequest) -> CopiedRequest | No
     too_large = copy.server is None and copy.status == 413
     if too_large or 400 <= original.status < 500 or any(CLIENT_LEFT in (line.flags or "") for line in (original, copy)):
         return None
-    failed, lost = not _answered(original), not _answered(copy)
+    failed, lost = (not 200 <= line.status < 300 or line.flags not in (None, NO_FLAGS) for line in (original, copy))
     if not failed and original.output_tokens and not copy.output_tokens:
         lost = True
     at_canary, at_stable = timing(copy), timing(original)
     computed = [(line.prompt_tokens or 0) - (line.cached_tokens or 0) for line in (original, copy)]
-    if at_canary and at_stable and not failed and not lost and alike(*computed):
+    if at_canary and at_stable and alike(*computed) and not failed and not lost:
         return CopiedRequest(lost, failed, (at_canary, at_stable))
     return CopiedRequest(lost, failed, None)
 
@@ -72,11 +72,6 @@ def timing(line: LoggedRequest) -> Timing | None:
         return None
     first_s, token_s = first_us / US_PER_S, answer_us / US_PER_S / (tokens - 1)
     return Timing(max(SHORTEST_S, first_s), max(SHORTEST_S, token_s))
-
-
-def _answered(line: LoggedRequest) -> bool:
-    """Whether the server's answer came to its end."""
-    return 200 <= line.status < 300 and line.flags in (None, NO_FLAGS)
 
 
 def alike(*computed: int) -> bool:

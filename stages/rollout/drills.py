@@ -1,7 +1,4 @@
-"""Drills: they try on the live endpoint, under a steady load like that of clients, what it must withstand.
-
-A drill has succeeded if its record's ``failures`` are empty.
-"""
+"""Drills that end a server of the live endpoint, under a steady load like that of clients; and what all drills use."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import httpx
 
@@ -19,18 +16,24 @@ from scoring.percentiles import p95
 from stages.parts.base.errors import Busy, DrillFailed, NothingToServe, SlipwayError, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, Record
-from stages.parts.base.workload import Slo, Workload
-from stages.parts.endpoint.endpoint import Endpoint, api_key, endpoint
+from stages.parts.base.store import ModelStore
+from stages.parts.base.workload import Workload
+from stages.parts.endpoint.endpoint import api_key, endpoint
+from stages.parts.records.drills import Answers, Drill
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
-from stages.parts.vllm.client import REQUEST_TIMEOUT_S, VOCABULARY, Access, Reply, stream_completion, trusting
+from stages.parts.releases.pinned import MeasuredWith
+from stages.parts.vllm.client import REQUEST_TIMEOUT_S, VOCABULARY, Access, Reply, http, stream_completion, trusting
+from stages.parts.vllm.server_log import cold_start
+from stages.parts.vllm.sizing import SLOWER
 from stages.rollout.commands import abort, roll_back
 from stages.rollout.target import Target
 
 ROLLBACK_LIMIT_S: Final = 300.0
-"""The default limit of ``drill_rollback``."""
 RECOVERY_LIMIT_S: Final = 300.0
+NOTICED_S: Final = 30.0
+"""What a cold start may take besides ``SLOWER`` times as long as was measured: until the end is noticed and, on a
+cluster, a node found."""
 SETTLE_S: Final = 3.0
 """Load before and after the drilled event."""
 POLL_S: Final = 0.2
@@ -60,13 +63,16 @@ class SteadyLoad:
     def failed(self) -> list[Reply]:
         return [reply for reply in self.replies() if reply.error]
 
+    def ask_no_more(self) -> None:
+        self._ending.set()
+
     def __enter__(self) -> Self:
         for user in self._users:
             user.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.set()
+        self.ask_no_more()
         for user in self._users:
             user.join()
 
@@ -82,109 +88,7 @@ class SteadyLoad:
                 self._ending.wait(max(self._pause_s, PAUSE_AFTER_FAILURE_S if reply.error else 0.0))
 
 
-class Answers(Record):
-    """The outcome of a drill's requests."""
-
-    requests: int
-    failed: int
-    errors: tuple[str, ...]
-    """The first few."""
-    releases: dict[str, int]
-    """How many each release answered."""
-
-    def failures(self) -> list[str]:
-        return [f"{self.failed} of {self.requests} requests failed"] if self.failed else []
-
-
-class LoadDrill(Record):
-    """The result under twice the expected peak."""
-
-    concurrency: int
-    seconds: float
-    answers: Answers
-    ttft_p95_ms: float | None
-    tpot_p95_ms: float | None
-    output_tokens_per_s: float
-    slo: Slo | None
-
-    def failures(self) -> list[str]:
-        reasons = self.answers.failures()
-        if self.answers.requests == 0:
-            reasons.append("no request was answered")
-        latencies = (("TTFT", self.ttft_p95_ms, "ttft_ms"), ("TPOT", self.tpot_p95_ms, "tpot_ms"))
-        for name, value, target in latencies if self.slo else ():
-            limit = getattr(self.slo, target)
-            if value is None or value > limit:
-                shown = "unknown" if value is None else f"{value:.0f} ms"
-                reasons.append(f"{name} p95 {shown}, allowed {limit:g} ms")
-        return reasons
-
-
-class RollbackDrill(Record):
-    """The result of a rollback to the previous release, and of the way forward again."""
-
-    release: str
-    previous: str
-    warm: bool
-    """Whether the previous release's server was on standby."""
-    rollback_s: float
-    """From the command until no new request reaches *release*."""
-    limit_s: float
-    forward_s: float
-    answers: Answers
-
-    def failures(self) -> list[str]:
-        reasons = self.answers.failures()
-        if self.rollback_s > self.limit_s:
-            reasons.append(f"the rollback took {self.rollback_s:.1f} s, allowed {self.limit_s:g} s")
-        return reasons
-
-
-class CrashDrill(Record):
-    """The result of killing a server."""
-
-    release: str
-    answers: Answers
-    """Requests fail if the killed server had begun to answer them, or if no other server was up."""
-    outage_s: float
-    """From the first failed request to the first answer to one sent after the last failed one; 0 if none failed."""
-    recovered_s: float | None
-    """Until another server was up in the killed one's place; None if none was within five minutes."""
-
-    def failures(self) -> list[str]:
-        if self.recovered_s is not None:
-            return []
-        return [f"{self.release} was not up again after {RECOVERY_LIMIT_S:.0f} s"]
-
-
-def drill_load(access: Access, workload: Workload, *, peak: int, seconds: float, slo: Slo | None) -> LoadDrill:
-    """Keep 2 × *peak* requests in flight for *seconds*."""
-    with steady(access, workload, 2 * peak) as load:
-        started = time.monotonic()
-        time.sleep(seconds)
-        took_s = time.monotonic() - started
-        tokens = sum(reply.tokens for reply in load.replies())
-    replies = load.replies()
-    return LoadDrill(
-        concurrency=2 * peak,
-        seconds=round(took_s, 1),
-        answers=answers(replies),
-        ttft_p95_ms=p95_ms(reply.ttft_ms for reply in replies if not reply.error),
-        tpot_p95_ms=p95_ms(reply.tpot_ms for reply in replies if not reply.error),
-        output_tokens_per_s=round(tokens / took_s, 1),
-        slo=slo,
-    )
-
-
-def drill_rollback(
-    store: ModelStore,
-    target: Target,
-    workload: Workload,
-    settings: Rollout,
-    *,
-    limit_s: float = ROLLBACK_LIMIT_S,
-    via: str = "",
-) -> RollbackDrill:
+def drill_rollback(store: ModelStore, target: Target, workload: Workload, settings: Rollout, *, via: str = "") -> Drill:
     """Roll back under load to the release before the served one, and forward again; *via*: see ``Access``.
 
     Raises:
@@ -212,54 +116,66 @@ def drill_rollback(
             last_sent = [reply.sent_s for reply in load.replies() if reply.release == left]
             seconds.append(max([ended, *last_sent]) - started)
             say(f"{goal} gets all requests after {seconds[-1]:.1f} s")
-    return RollbackDrill(
-        release=release,
-        previous=previous,
-        warm=split.standby == previous,
-        rollback_s=round(seconds[0], 2),
-        limit_s=limit_s,
-        forward_s=round(seconds[1], 2),
-        answers=answers(load.replies()),
-    )
+    answered, reasons = answers(load.replies()), []
+    if seconds[0] > ROLLBACK_LIMIT_S:
+        reasons.append(f"the rollback took {seconds[0]:.1f} s, allowed {ROLLBACK_LIMIT_S:g} s")
+    figures = {"previous": previous, "warm": split.standby == previous}
+    figures |= {"rollback_s": round(seconds[0], 2), "forward_s": round(seconds[1], 2)}
+    return Drill(release=release, answers=answered, figures=figures, failures=tuple(answered.failures() + reasons))
 
 
-def drill_crash(
-    store: ModelStore, target: Target, workload: Workload, *, canary: bool = False, via: str = ""
-) -> CrashDrill:
-    """Kill a server of the stable release (or of the canary) under load; *via*: see ``Access``.
+def drill_crash(store: ModelStore, target: Target, workload: Workload, *, via: str = "") -> Drill:
+    """Kill a server of the stable release under load; *via*: see ``Access``.
 
     Raises:
-        NothingToServe: nothing is served, or there is no canary.
+        NothingToServe: nothing is served.
         DrillFailed: no request is answered even before that.
         TransientError, AccessDenied: the server can't be killed.
     """
-    split = target.split()
-    release = split.canary if canary else split.stable
-    if release is None:
-        raise NothingToServe(f"no {'canary' if canary else 'release'} of {store.model} is being served")
+    release = served(store, target)
     with clients(store, target, workload, workload.concurrency, via) as load:
         say(f"killing a server of {release}")
         up_again = target.kill(release)
         recovered_s = seconds_until(up_again, time.monotonic(), RECOVERY_LIMIT_S, POLL_S)
-        if recovered_s is not None:
-            say(f"up again after {recovered_s:.1f} s")
         time.sleep(SETTLE_S)
-    replies = load.replies()
-    return CrashDrill(release=release, answers=answers(replies), outage_s=outage_s(replies), recovered_s=recovered_s)
+    replies, lacking = load.replies(), f"{release} was not up again after {RECOVERY_LIMIT_S:.0f} s"
+    figures = {"outage_s": outage_s(replies), "recovered_s": recovered_s}
+    failures = (lacking,) if recovered_s is None else ()
+    return Drill(release=release, answers=answers(replies), figures=figures, failures=failures)
 
 
-def running_endpoint(store: ModelStore) -> Endpoint:
-    """Read the endpoint of this machine; raise NothingToServe if there is none."""
-    running = endpoint(store)
-    if running is None:
-        raise NothingToServe(f"{store.model} is not being served", hint=f"slipway serve {store.model}")
-    return running
+def drill_cold(store: ModelStore, target: Target, workload: Workload, *, via: str = "") -> Drill:
+    """Kill a server of the stable release without load, and time the parts of the next start; raises as
+    ``drill_crash``."""
+    release, access = served(store, target), access_to(store, target.client_url(), via)
+    engine, limit_s = MeasuredWith.of(store.releases / release).engine, target.serving_of(release).startup_timeout_s
+    if engine:
+        limit_s = min(limit_s, round(SLOWER * engine.ready_s + NOTICED_S))
+    prompt, replies, killed_at = [*VOCABULARY][: workload.prompt_tokens or PROMPT_TOKENS], list[Reply](), time.time()
+    up_again, began = target.kill(release), time.monotonic()
+
+    def answers_again() -> bool:
+        replies.extend([stream_completion(http(access.certificate), access, prompt, 1)] if up_again() else [])
+        return any(not reply.error for reply in replies)
+
+    total_s, figures, reasons = seconds_until(answers_again, began, limit_s, POLL_S), dict[str, Any](), list[str]()
+    if total_s is None:
+        reasons.append(f"{release} did not answer within {limit_s} s")
+    else:
+        process_at, log = target.last_start(release)
+        process_s = round(max(0.0, process_at - killed_at), 1) if process_at else 0.0
+        start = cold_start(log, total_s - process_s, (replies[-1].ttft_ms or 0.0) / 1000)
+        figures = {"process_s": process_s, **(start.model_dump() if start else {})}
+    figures |= {"total_s": total_s, "measured_s": engine.ready_s if engine else None}
+    return Drill(release=release, answers=answers(replies), figures=figures, failures=tuple(reasons))
 
 
-def failure_of(failures: list[str], answers: Answers) -> DrillFailed | None:
-    """Return the error of a drill that did not succeed."""
-    hint = f"the requests' errors: {', '.join(answers.errors) or 'none'}"
-    return DrillFailed("; ".join(failures), hint=hint) if failures else None
+def served(store: ModelStore, target: Target) -> str:
+    """Name the release that clients get; raise NothingToServe without one."""
+    if release := target.split().stable:
+        return release
+    hint = f"slipway serve {store.model}, or on a cluster: slipway rollout start {store.model}"
+    raise NothingToServe(f"{store.model} is not being served on {target.name}", hint=hint)
 
 
 def access_to(store: ModelStore, url: str, via: str = "") -> Access:
@@ -339,6 +255,7 @@ def answers(replies: Sequence[Reply]) -> Answers:
     return Answers(
         requests=len(replies),
         failed=len(errors),
+        refused=sum(reply.refused for reply in replies),
         errors=tuple(dict.fromkeys(errors))[:3],
         releases=dict(Counter(reply.release for reply in replies if not reply.error)),
     )

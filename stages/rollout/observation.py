@@ -177,7 +177,7 @@ class Observer:
         if self.journal.stable:
             with contextlib.suppress(ServerFailed, TransientError):
                 urls.append(self.target.url(self.journal.stable))
-        sent = window.sent("canary")
+        sent = window.sent
         step = f"{self.journal.id} {self.journal.percent} {self.journal.windows}"
         names = [f"{step} {number}" for number in range(sent, sent + self._due(window, elapsed_s))]
         pairs = self.send(urls, names, tokens)
@@ -197,7 +197,7 @@ class Observer:
             return SUSPECTED
         by_s = SENT_BY * journal.step_s
         part = 1.0 if journal.hurried or not by_s else min(1.0, (elapsed_s + settings.poll_s) / by_s)
-        missing = math.ceil(settings.min_requests * part) - window.sent("canary")
+        missing = math.ceil(settings.min_requests * part) - window.sent
         return min(BURST, max(missing, TRICKLE))
 
 

@@ -29,6 +29,7 @@ from stages.parts.releases.release import Split, user
 from stages.parts.vllm.arguments import check_replicas, serves_on_gpu
 from stages.parts.vllm.client import read_metrics, socket_of
 from stages.parts.vllm.prometheus import read_counters
+from stages.parts.vllm.server_log import ServerLog
 from stages.rollout.copies import CopyReader
 from stages.rollout.slices import CopiedRequest
 from stages.rollout.target import Replicas, needed, tried_already
@@ -121,6 +122,10 @@ class OneMachine:
             return next((replica.message for replica in self._replicas(release) if replica.message), "")
         return ""
 
+    def servers(self, release: str) -> tuple[int, int]:
+        servers = self._replicas(release)
+        return len(servers), sum(server.state == "up" for server in servers)
+
     def url(self, release: str) -> str:
         """Take the replicas' in turn."""
         up = self._up(release)
@@ -199,10 +204,6 @@ class OneMachine:
             hint="name a platform that serves on KServe: --platform",
         )
 
-    def neighbours(self, release: str) -> list[str]:  # noqa: ARG002
-        served = endpoints.serving_here(self._store.root)
-        return [other.model for other in served if other.model != self._store.model]
-
     def client_url(self) -> str:
         if (running := self._running()) is None:
             raise TransientError(f"{self._store.model} is not being served")
@@ -220,6 +221,13 @@ class OneMachine:
             return any(state.state == "up" for state in replaced)
 
         return up_again
+
+    def last_start(self, release: str) -> tuple[float | None, str]:
+        def began(server: ServerState) -> float:
+            return max(child.create_time() for child in psutil.Process(server.pid).children())
+
+        newest = max(self._up(release), key=began)
+        return began(newest), ServerLog(endpoints.log_of(self._store, release, newest.replica)).text()
 
     def _running(self) -> Endpoint | None:
         """Read the endpoint. If it died during a rollout, restart it, so that the rollout can continue or go back."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.store import ModelStore, Record
+from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
-from stages.rollout.drills import Answers, SteadyLoad, access_to, answers, clients, p95_ms, seconds_until, steady
+from stages.parts.records.drills import Drill
+from stages.rollout.drills import SteadyLoad, access_to, answers, clients, p95_ms, seconds_until, steady
 from stages.rollout.target import Replicas, Target
 
 POLL_S: Final = 1.0
@@ -37,67 +39,7 @@ class ScaleLimits:
     """Whether to wait until they are gone again."""
 
 
-class ScaleUp(Record):
-    """The way up, in seconds since the load's start."""
-
-    goal: int
-    """How many replicas the load needs."""
-    wanted_s: float | None
-    """When the autoscaler had asked for the goal; None if not within the limit."""
-    ready_s: float | None
-    lacking: str
-    """Why they were not ready in time, as far as the platform says it."""
-    ttft_before_p95_ms: float | None
-    """For requests that were sent before the new replicas were ready."""
-    ttft_after_p95_ms: float | None
-
-
-class ScaleDown(Record):
-    """The way back, in seconds since the load's end."""
-
-    first_s: float | None
-    """When the first replica was taken away; None if not within the limit."""
-    back_s: float | None
-    """When no more were left than before the drill."""
-    fewest: int
-
-
-class ScaleDrill(Record):
-    """The result of asking for more than the replicas can take."""
-
-    release: str
-    replicas: int
-    """Before the drill."""
-    minimum: int
-    maximum: int
-    concurrency: int
-    """The requests that the drill keeps in flight."""
-    limit_s: float
-    up: ScaleUp
-    down: ScaleDown | None
-    """None if it was not asked for, or the way up has failed."""
-    answers: Answers
-
-    def failures(self) -> list[str]:
-        reasons, up, down = self.answers.failures(), self.up, self.down
-        within = f"within {self.limit_s:g} s" + (f": {up.lacking}" if up.lacking else "")
-        if up.wanted_s is None:
-            reasons.append(f"the autoscaler did not ask for {up.goal} replicas {within}")
-        elif up.ready_s is None:
-            reasons.append(f"{up.goal} replicas were asked for, but not ready {within}")
-        elif down:
-            if down.back_s is None:
-                reasons.append(f"more than {self.replicas} replicas were left {self.limit_s:g} s after the load")
-            if down.first_s is not None and down.first_s <= up.wanted_s:
-                reasons.append(f"it scaled down after {down.first_s:.1f} s, sooner than up ({up.wanted_s:.1f} s)")
-            if down.fewest < self.minimum:
-                reasons.append(f"only {down.fewest} replicas were left, fewer than the minimum {self.minimum}")
-        return reasons
-
-
-def drill_scale(
-    store: ModelStore, target: Target, workload: Workload, limits: ScaleLimits, *, via: str = ""
-) -> ScaleDrill:
+def drill_scale(store: ModelStore, target: Target, workload: Workload, limits: ScaleLimits, *, via: str = "") -> Drill:
     """Ask for more than the replicas of the stable release can take, until more are ready; *via*: see ``Access``.
 
     Raises:
@@ -113,22 +55,33 @@ def drill_scale(
     started = time.monotonic()
     with clients(store, target, workload, users, via) as load:
         up = _scale_up(target, release, goal, load, started, limits)
-    replies, down = load.replies(), None
-    if limits.down and up.ready_s is not None:
+    replies, down = load.replies(), dict[str, Any]()
+    if limits.down and up["ready_s"] is not None:
         with steady(access_to(store, target.client_url(), via), workload, 1, pause_s=PAUSE_S) as client:
             down = _scale_down(target, release, before, limits)
         replies += client.replies()
-    return ScaleDrill(
-        release=release,
-        replicas=before.running,
-        minimum=before.minimum,
-        maximum=before.maximum,
-        concurrency=users,
-        limit_s=limits.limit_s,
-        up=up,
-        down=down,
-        answers=answers(replies),
-    )
+    figures: dict[str, Any] = {"replicas": before.running, "goal": goal, "concurrency": users, **up, **down}
+    figures |= {"minimum": before.minimum, "maximum": before.maximum, "limit_s": limits.limit_s}
+    answered = answers(replies)
+    failures = tuple(answered.failures() + failures_of(figures))
+    return Drill(release=release, answers=answered, figures=figures, failures=failures)
+
+
+def failures_of(figures: Mapping[str, Any]) -> list[str]:
+    """Say what did not come or go in time, by the figures of docs/drills.md; those of the way back may be missing."""
+    limit_s, goal, wanted_s, first_s = (figures.get(name) for name in ("limit_s", "goal", "wanted_s", "first_s"))
+    within, reasons = f"within {limit_s:g} s" + (f": {figures['lacking']}" if figures["lacking"] else ""), []
+    if wanted_s is None:
+        return [f"the autoscaler did not ask for {goal} replicas {within}"]
+    if figures["ready_s"] is None:
+        return [f"{goal} replicas were asked for, but not ready {within}"]
+    if "back_s" in figures and figures["back_s"] is None:
+        reasons.append(f"more than {figures['replicas']} replicas were left {limit_s:g} s after the load")
+    if first_s is not None and first_s <= wanted_s:
+        reasons.append(f"it scaled down after {first_s:.1f} s, sooner than up ({wanted_s:.1f} s)")
+    if figures.get("fewest", math.inf) < figures["minimum"]:
+        reasons.append(f"only {figures['fewest']} replicas were left, fewer than the minimum {figures['minimum']}")
+    return reasons
 
 
 def load_for(present: Replicas) -> tuple[int, int]:
@@ -162,7 +115,7 @@ def _scaled(store: ModelStore, target: Target) -> tuple[str, Replicas]:
 
 def _scale_up(
     target: Target, release: str, goal: int, load: SteadyLoad, started: float, limits: ScaleLimits
-) -> ScaleUp:
+) -> dict[str, Any]:
     wanted_s = seconds_until(lambda: target.replicas(release).running >= goal, started, limits.limit_s, POLL_S)
     ready_s = None
     if wanted_s is not None:
@@ -173,17 +126,16 @@ def _scale_up(
         time.sleep(limits.seconds)
     ready = math.inf if ready_s is None else started + ready_s
     good = [reply for reply in load.replies() if not reply.error]
-    return ScaleUp(
-        goal=goal,
-        wanted_s=wanted_s,
-        ready_s=ready_s,
-        lacking="" if ready_s is not None else target.replicas(release).lacking or target.waits_for(release),
-        ttft_before_p95_ms=p95_ms(reply.ttft_ms for reply in good if reply.sent_s < ready),
-        ttft_after_p95_ms=p95_ms(reply.ttft_ms for reply in good if reply.sent_s >= ready),
-    )
+    return {
+        "wanted_s": wanted_s,
+        "ready_s": ready_s,
+        "lacking": "" if ready_s is not None else target.replicas(release).lacking or target.waits_for(release),
+        "ttft_before_p95_ms": p95_ms(reply.ttft_ms for reply in good if reply.sent_s < ready),
+        "ttft_after_p95_ms": p95_ms(reply.ttft_ms for reply in good if reply.sent_s >= ready),
+    }
 
 
-def _scale_down(target: Target, release: str, before: Replicas, limits: ScaleLimits) -> ScaleDown:
+def _scale_down(target: Target, release: str, before: Replicas, limits: ScaleLimits) -> dict[str, Any]:
     counts = [target.replicas(release).running]
 
     def left() -> int:
@@ -198,4 +150,4 @@ def _scale_down(target: Target, release: str, before: Replicas, limits: ScaleLim
     if back_s is not None:
         say(f"{before.running} are left after {back_s:.1f} s")
         seconds_until(lambda: left() < before.minimum, time.monotonic(), limits.seconds, POLL_S)
-    return ScaleDown(first_s=first_s, back_s=back_s, fewest=min(counts))
+    return {"first_s": first_s, "back_s": back_s, "fewest": min(counts)}

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from scoring.canary import Counts
 from stages.parts.records.rollout import Counters, Increase, Journal, Side, Slice, Window
@@ -23,6 +23,7 @@ LATE: Final = 3.0
 LATE_S: Final = 1.0
 """An answer is late if it takes longer than ``LATE`` times as long as is typical, and this time more."""
 Latency = Literal["ttft", "tpot"]
+LATENCIES: Final[tuple[Latency, ...]] = get_args(Latency)
 Role = Literal["canary", "stable"]
 ANSWER_TOKENS: Final = 16
 """Enough to measure a time per output token."""
@@ -75,7 +76,8 @@ def send_pairs(
     def send(name: str, place: int, at_s: float) -> Timing:
         prompt = prompt_of(name, prompt_tokens)
         time.sleep(max(0.0, began_s + at_s - time.monotonic()))
-        return timing(stream_completion(http(), accesses[place], prompt, ANSWER_TOKENS, timeout_s))
+        access = accesses[place]
+        return timing(stream_completion(http(access.certificate), access, prompt, ANSWER_TOKENS, timeout_s))
 
     places = range(len(accesses))
     with ThreadPoolExecutor(len(names) * len(accesses)) as pool:
@@ -136,34 +138,29 @@ def _with_counters(side: Side, rise: Increase, late_s: float) -> Side:
 def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -> Slice:
     """Add these requests to a slice: each as the canary answered it and, if that was asked, the stable release. An
     answer that takes longer than *late_s* is late."""
-    answered = [pair for pair in pairs if len(pair) > 1 and all(timing.answered for timing in pair)]
-    sides = []
-    for place, side in enumerate((into.canary, into.stable)):
+    counted = []
+    for place in (0, 1):
         sent = [pair[place] for pair in pairs if len(pair) > place]
-        added = {
-            "sent": side.sent + len(sent),
-            "lost": side.lost + sum(not timing.answered for timing in sent),
-            "late": side.late + sum(timing.total_s > late_s for timing in sent),
-            "log_ttft": side.log_ttft + math.fsum(math.log(pair[place].ttft_s) for pair in answered),
-            "log_tpot": side.log_tpot + math.fsum(math.log(pair[place].tpot_s) for pair in answered),
-        }
-        sides.append(side.model_copy(update=added))
-    return into.model_copy(update={"pairs": into.pairs + len(answered), "canary": sides[0], "stable": sides[1]})
+        lost, late = sum(not timing.answered for timing in sent), sum(timing.total_s > late_s for timing in sent)
+        counted.append({"sent": len(sent), "lost": lost, "late": late})
+    return _with(into, [pair for pair in pairs if len(pair) > 1 and all(timing.answered for timing in pair)], counted)
 
 
 def add_copies(into: Slice, copied: Sequence[CopiedRequest]) -> Slice:
     """Add clients' requests and their copies to a slice."""
-    timings = [request.timings for request in copied if request.timings]
-    sides, lost = [], (sum(request.lost for request in copied), sum(request.failed for request in copied))
+    lost = (sum(request.lost for request in copied), sum(request.failed for request in copied))
+    counted = [{"copies": len(copied), "lost_copies": each} for each in lost]
+    return _with(into, [request.timings for request in copied if request.timings], counted)
+
+
+def _with(into: Slice, timed: Sequence[tuple[Timing, ...]], counted: Sequence[Mapping[str, float]]) -> Slice:
+    """Add to a slice what both releases answered, and what was *counted* of each."""
+    sides = []
     for place, side in enumerate((into.canary, into.stable)):
-        added = {
-            "copies": side.copies + len(copied),
-            "lost_copies": side.lost_copies + lost[place],
-            "log_ttft": side.log_ttft + math.fsum(math.log(pair[place].ttft_s) for pair in timings),
-            "log_tpot": side.log_tpot + math.fsum(math.log(pair[place].tpot_s) for pair in timings),
-        }
-        sides.append(side.model_copy(update=added))
-    return into.model_copy(update={"pairs": into.pairs + len(timings), "canary": sides[0], "stable": sides[1]})
+        logs = {f"log_{name}": sum(math.log(getattr(pair[place], f"{name}_s")) for pair in timed) for name in LATENCIES}
+        more = {**counted[place], **logs}
+        sides.append(side.model_copy(update={name: getattr(side, name) + more[name] for name in more}))
+    return into.model_copy(update={"pairs": into.pairs + len(timed), "canary": sides[0], "stable": sides[1]})
 
 
 def late_s(slices: Sequence[Slice], pairs: Sequence[tuple[Timing, ...]] = ()) -> float:

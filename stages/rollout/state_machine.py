@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
 from stages.parts.base.log import say
+from stages.parts.base.notify import notify
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore, exclusive, write_json
 from stages.parts.records import rollout as records
@@ -204,7 +205,9 @@ class StateMachine:
         self._enter(state, step=step, observed=observed, window=None)
         if state == "awaiting approval":
             way = "in Argo's user interface, or with argo resume"
-            self._say(f"to approve: {way if self._in_workflow() else f'slipway rollout promote {self.store.model}'}")
+            way = way if self._in_workflow() else f"slipway rollout promote {self.store.model}"
+            self._say(f"to approve: {way}")
+            notify(self.store.model, "awaiting approval", f"{journal.release} at {journal.share}; to approve: {way}")
 
     def _present_step(self) -> int:
         """Find the step whose share the canary has; while a person is waited for, ``step`` is already the next one."""
@@ -309,6 +312,9 @@ class StateMachine:
             releases.remember(self.store, move)
             by = "".join(dict.fromkeys(f"; {act.what} by {act.by}" for act in journal.acts))
             self.target.announce(result.title().replace(" ", ""), f"{journal.release}: {move.reason}{by}")
+            # A rollback on purpose ends as promoted: then the earlier release has the traffic.
+            if result == "rolled back" or move.kind == "rollback":
+                notify(self.store.model, "rolled back", f"{journal.release}: {move.reason}{by}")
         self._enter(result)
         records.clear_request(self.store)
 

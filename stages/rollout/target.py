@@ -82,6 +82,9 @@ class Target(Protocol):
     def waits_for(self, release: str) -> str:
         """Say what *release* waits for that is not ready; empty if the platform does not say, or not now."""
 
+    def servers(self, release: str) -> tuple[int, int]:
+        """Count its servers, and those of them that are up."""
+
     def url(self, release: str) -> str:
         """Return the base URL (without ``/v1``) that reaches only this release: for the first completion, the probes
         and the rollout's own requests. The stable release is reached until the canary is promoted, also without
@@ -119,16 +122,15 @@ class Target(Protocol):
     def replicas(self, release: str) -> Replicas:
         """Count its replicas now, with the bounds in force; raise ConfigError or NotInstalled if nothing scales it."""
 
-    def neighbours(self, release: str) -> list[str]:
-        """Name the other models of which a server shares this machine, or a node, with one of *release*, as far as that
-        may be seen."""
-
     def client_url(self) -> str:
         """Return the base URL (without ``/v1``) that clients use, whatever the split."""
 
     def kill(self, release: str) -> Callable[[], bool]:
         """End one of its servers at once, as a crash would; for drills. Returns a function that says whether another
         one is up in its place. Raises TransientError if no server is up, AccessDenied if the caller lacks the right."""
+
+    def last_start(self, release: str) -> tuple[float | None, str]:
+        """Tell when the process of its newest server began, by the clock (None if that is not known), and its log."""
 
 
 def tried_already(release: str | None) -> Conflict:

@@ -7,41 +7,38 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from statistics import median
 from typing import Final
 
 import psutil
 
-from stages.parts.base.errors import NothingToServe, ServerFailed, SlipwayError, TransientError
+from scoring.watch import USERS
+from stages.parts.base.errors import NothingToServe, ServerFailed, TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
+from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.hardware import hardware
-from stages.parts.records.production import Production
 from stages.parts.records.rollout import LOCAL, ZERO, Counters, under_way
 from stages.parts.records.watch import Look, judged, seen
 from stages.parts.releases import release as releases
-from stages.parts.vllm.client import Access, engine_version, http, longest_request, stream_completion
+from stages.parts.releases.pinned import MeasuredWith
+from stages.parts.vllm.client import Access, engine_version, longest_request
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.commands import roll_back
 from stages.rollout.drills import access_to
 from stages.rollout.observation import agreement
-from stages.rollout.slices import ANSWER_TOKENS, Timing, prompt_of, timing
+from stages.rollout.slices import Timing, send_pairs
 from stages.rollout.target import Target
 
 REQUESTS: Final = 200
 """Of a look's load: of which 5 % fail if one in twenty does, by ten, so that three looks show it."""
-USERS: Final = 4
 PROMPT_TOKENS: Final = 32
 TIMEOUT_S: Final = 30.0
 LOAD_S: Final = 120.0
 """After that, no more requests of the load are sent."""
-BUSY: Final = 0.9
-"""The part of the machine's cores that is busy, without requests of clients, if others keep it busy."""
-BUSY_S: Final = 0.5
-FULL: Final = 0.95
-"""The part of the KV cache in use beyond which it is full."""
+BUSY: Final = 90.0
+"""Percent of the machine's cores that are busy, without requests of clients, if others keep it busy."""
 
 
 def look(store: ModelStore, target: Target, via: str = "") -> Look | None:
@@ -52,57 +49,57 @@ def look(store: ModelStore, target: Target, via: str = "") -> Look | None:
         NothingToServe: nothing is served.
         TransientError, ServerFailed: the platform does not say what is served.
     """
-    split, started, at = target.split(), time.monotonic(), datetime.now(UTC)
+    split, at = target.split(), datetime.now(UTC)
     if split.stable is None:
         raise NothingToServe(f"{store.model} is not being served", hint=f"slipway serve {store.model}")
     if split.canary or under_way(store):
         return None
-    release, access = split.stable, access_to(store, target.client_url(), via)
+    release, access, serving = split.stable, access_to(store, target.client_url(), via), target.serving_of(split.stable)
     since = max((move.ended_at for move in releases.history(store) if move.result == "promoted"), default=None)
-    former = seen(store).of(release, since)
-    last = former[-1] if former else None
-    before = _counters(target, release)
-    causes, outside = _causes(store, target, release, before, last)
-    agreed, asked, failed = _answers(store, access, release)
+    former, before = seen(store).of(release, since), _counters(target, release)
+    outside, inside, clients, clients_failed = _outside(store, target, before), [], 0, 0
+    if former and former[-1].instance == before.instance:  # both counted since the same start
+        answered, failed = former[-1].counted
+        clients_failed = max(0, round(before.failed - failed))
+        clients = max(0, round(before.answered - answered)) + clients_failed
+    elif former and former[-1].instance and before.instance:
+        inside.append("its server was restarted")
+    probes, agreed, context, stack = releases.probes(store, release), None, None, dict[str, str]()
+    with contextlib.suppress(ServerFailed, TransientError):
+        agreed = check_probes(access, probes) if probes else None
     timings = _load(access, at)
-    failed += sum(not each.answered for each in timings)
-    asked += len(timings)
-    after = _counters(target, release)
-    clients_asked, clients_failed = _of_clients(last, after, asked, failed)
-    answered = [each for each in timings if each.answered]
-    context: int | None = None
-    with contextlib.suppress(SlipwayError):
+    with contextlib.suppress(ServerFailed, TransientError):
         context = longest_request(access)
-    promised = [target.serving_of(release).max_model_len, *(each.context for each in former)]
-    return judged(
-        store,
-        Look(
-            release=release,
-            agreement=agreed,
-            requests=asked + clients_asked,
-            failed=failed + clients_failed,
-            ttft_ms=round(1000 * median(each.ttft_s for each in answered), 3) if answered else None,
-            tpot_ms=round(1000 * median(each.tpot_s for each in answered), 3) if answered else None,
-            in_flight=before.running + before.waiting,
-            context=context,
-            promised=max(filter(None, promised), default=None),
-            counted=(after.answered, after.failed),
-            instance=after.instance,
-            causes=tuple(causes),
-            outside=outside,
-            seconds=round(time.monotonic() - started, 1),
-            at=at,
-        ),
-        since,
+        stack["vLLM"] = engine_version(target.url(release)).partition("+")[0]
+    here = hardware() if target.name == LOCAL else None
+    if moved := MeasuredWith.of(store.releases / release).moved(stack, here, serving.dtype):
+        inside.append(f"it {moved}")
+    after, timed = _counters(target, release), [timing for timing in timings if timing.answered]
+    shown = Look(
+        release=release,
+        at=at,
+        agreement=agreed,
+        requests=bool(probes) + len(timings) + clients,
+        failed=(bool(probes) and agreed is None) + len(timings) - len(timed) + clients_failed,
+        ttft_ms=round(1000 * median(timing.ttft_s for timing in timed), 3) if timed else None,
+        tpot_ms=round(1000 * median(timing.tpot_s for timing in timed), 3) if timed else None,
+        in_flight=before.running + before.waiting,
+        context=context,
+        promised=max(filter(None, [serving.max_model_len, *(each.context for each in former)]), default=None),
+        counted=(after.answered, after.failed),
+        instance=after.instance,
+        causes=(*inside, *outside),
+        outside=bool(outside),
     )
+    return judged(store, shown, since)
 
 
 def go_back(store: ModelStore, target: Target, settings: Rollout, look: Look) -> str:
     """Roll back after an alarm, if an earlier release is sound and the cause is the release. Returns what was done, or
     why nothing was; raises as ``roll_back``."""
+    earlier = releases.before(store, look.release)
     if look.outside and set(look.alarms) <= {"ttft", "tpot"}:
         return f"not rolled back: an earlier release would be as slow; {'; '.join(look.causes)}"
-    earlier = releases.before(store, look.release)
     if earlier is None:
         return "not rolled back: there is no earlier release"
     if (looks := seen(store).of(earlier)) and looks[-1].alarms:
@@ -116,29 +113,14 @@ def go_back(store: ModelStore, target: Target, settings: Rollout, look: Look) ->
     return f"rolled back to {earlier}"
 
 
-def _answers(store: ModelStore, access: Access, release: str) -> tuple[float | None, int, int]:
-    """Ask the recorded prompts. Returns how far the answers agree, the number of requests, and that of failed ones."""
-    recorded = releases.probes(store, release)
-    if not recorded:
-        return None, 0, 0
-    try:
-        return check_probes(access, recorded), 2, 0
-    except (ServerFailed, TransientError):
-        return None, 2, 1
-
-
 def _load(access: Access, at: datetime) -> list[Timing]:
     """Send the load, whose prompts no cache knows: their names have the time of the look."""
+    timings: list[Timing] = []
     deadline = time.monotonic() + LOAD_S
-
-    def send(number: int) -> Timing | None:
-        if time.monotonic() > deadline:
-            return None
-        prompt = prompt_of(f"{at.isoformat()} {number}", PROMPT_TOKENS)
-        return timing(stream_completion(http(access.certificate), access, prompt, ANSWER_TOKENS, TIMEOUT_S))
-
-    with ThreadPoolExecutor(USERS) as pool:
-        return list(filter(None, pool.map(send, range(REQUESTS))))
+    while len(timings) < REQUESTS and time.monotonic() < deadline:
+        names = [f"{at.isoformat()} {len(timings) + user}" for user in range(USERS)]
+        timings += [timed for (timed,) in send_pairs([access], names, PROMPT_TOKENS, 0.0, TIMEOUT_S)]
+    return timings
 
 
 def _counters(target: Target, release: str) -> Counters:
@@ -147,39 +129,13 @@ def _counters(target: Target, release: str) -> Counters:
     return ZERO
 
 
-def _of_clients(last: Look | None, now: Counters, asked: int, failed: int) -> tuple[int, int]:
-    """Count the requests of clients, and those that failed, since the last look, without the present look's own."""
-    if last is None or last.instance != now.instance:
-        return 0, 0
-    more_answered, more_failed = now.answered - last.counted[0], now.failed - last.counted[1]
-    clients_failed = max(0, round(more_failed) - failed)
-    return max(0, round(more_answered) - (asked - failed)) + clients_failed, clients_failed
-
-
-def _causes(
-    store: ModelStore, target: Target, release: str, now: Counters, last: Look | None
-) -> tuple[list[str], bool]:
-    """Say what may make the release other than it was measured, and whether any of it is outside of the release."""
-    inside, outside = [], []
-    if last and last.instance and now.instance not in ("", last.instance):
-        inside.append("its server was restarted")
-    measured = Production.read_if_intact(store.releases / release / releases.METRICS)
-    with contextlib.suppress(ServerFailed, TransientError):
-        version = engine_version(target.url(release))
-        if measured and version and version != measured.engine.version:
-            inside.append(f"engine {version}, measured with {measured.engine.version}")
-    if now.waiting:
-        outside.append(f"{now.waiting:.0f} requests of clients are in the queue")
-    if now.cache_used > FULL:
-        outside.append(f"the KV cache is {now.cache_used:.0%} full")
-    with contextlib.suppress(SlipwayError):
-        if neighbours := target.neighbours(release):
-            outside.append(f"beside it serves {', '.join(neighbours)}")
+def _outside(store: ModelStore, target: Target, now: Counters) -> list[str]:
+    """Say what would make any release slow."""
+    queue = f"{now.waiting:.0f} requests of clients wait, with {now.cache_used:.0%} of the KV cache in use"
+    causes = [queue] if now.waiting else []
     if target.name == LOCAL:
-        here = hardware()
-        if measured and (here.cpu, here.gpus) != (measured.hardware.cpu, measured.hardware.gpus):
-            inside.append(f"hardware: {', '.join(here.gpus) or here.cpu}, not as it was measured on")
-        busy = psutil.cpu_percent(BUSY_S) / 100
-        if busy > BUSY and not now.running:
-            outside.append(f"other programs keep {busy:.0%} of this machine's cores busy")
-    return [*inside, *outside], bool(outside)
+        others = (each.model for each in serving_here(store.root))
+        causes += [f"{model} is served beside it" for model in others if model != store.model]
+        if not now.running and (busy := psutil.cpu_percent(0.5)) > BUSY:
+            causes.append(f"other programs keep {busy:.0f}% of this machine's cores busy")
+    return causes

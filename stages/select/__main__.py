@@ -34,9 +34,10 @@ def main() -> None:
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
         allow = optimize.allow_incomplete
-        candidates = serving.candidates_of(variants)
+        candidates = serving.candidates_of([PRODUCTION] if profile.requalifies else variants)
         optional = tuple(filter(serving.is_optional, candidates))
-        if serving.production and row_of_production(store, candidates, serving) == PRODUCTION:
+        apart = serving.production and row_of_production(store, candidates, serving) == PRODUCTION
+        if apart and PRODUCTION not in candidates:
             candidates.append(PRODUCTION)
         selection = select(store, profile, candidates, optional=optional, price=price, serve=serve, settings=optimize)
         decision, in_production = selection.decision, current_release(store)

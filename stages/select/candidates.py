@@ -89,8 +89,6 @@ def _measured(measurements: Measurements, estimate: Estimate, name: str, price: 
 
 def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[str, Change]:
     """Compare each metric with the reference's; latency and throughput only on the same hardware."""
-    from scoring.anchored import SIGNS
-
     if name == measurements.reference or name not in estimate.evidence.variants:
         return {}
     reference, changed = measurements.evaluations.get(measurements.reference), {}
@@ -98,11 +96,17 @@ def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[s
     for number, metric in enumerate(METRICS):
         if metric in SPEED and not same_hardware:
             continue
-        ratio, sign = estimate.ratio(estimate.place(name), number), float(SIGNS[number])
-        ends = [math.expm1(sign * end) for end in ratio.interval() or ()]
-        low, high = sorted(ends) if ends else (None, None)
-        changed[metric] = Change(value=math.expm1(sign * ratio.value), low=low, high=high)
+        changed[metric] = change_of(metric, estimate.ratio(estimate.place(name), number))
     return changed
+
+
+def change_of(metric: str, better: Lead) -> Change:
+    """Compute by what share a metric changes that is that much *better*, ln of a factor."""
+    from scoring.anchored import SIGNS
+
+    sign = float(SIGNS[list(METRICS).index(metric)])
+    low, high = sorted(math.expm1(sign * end) for end in better.interval() or ()) or (None, None)
+    return Change(value=math.expm1(sign * better.value), low=low, high=high)
 
 
 def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:

@@ -23,7 +23,7 @@ from stages.parts.samples.evidence import (
     answer_tokens,
     divergences,
     evidence_of,
-    gates_of,
+    gates_of_choice,
     gates_of_production,
     losses_of,
     questions,
@@ -168,7 +168,7 @@ def measurements_of(
     if asked:
         samples, usable = samples | {reference: asked.samples}, usable | {reference: asked.samples}
         compared = measured | {reference: Measured(asked.samples, 0)}
-    gates = gates_of(compared, profile, profile.constraints)
+    gates = gates_of_choice(compared, profile)
     return Measurements(
         evaluations=evaluations,
         measured=measured,

@@ -167,7 +167,7 @@ def measured_variants(
         left_out = next((outcome.reason for outcome in earlier if outcome and outcome.result == "left out"), "")
         if failed := left_out or (_failure(outcomes, name) if run else ""):
             excluded[name] = failed
-        elif variant is None or (variant.base_digest != base.digest and name != PRODUCTION):
+        elif variant is None or (variant.base_digest != base.digest and variant_of(name) != PRODUCTION):
             excluded[name] = "was not made from this base"
         elif evaluation is None or evaluation.variant_digest != variant.digest:
             excluded[name] = "was not measured"
@@ -190,7 +190,7 @@ def standing_decision(store: ModelStore, key: str) -> Production | None:
 
 def _failure(outcomes: Mapping[tuple[str, str], program.Outcome], candidate: str) -> str:
     """Say why this run has no measurement of a candidate; empty if it has one."""
-    made = [("optimize", variant_of(candidate))] if candidate != PRODUCTION else []
+    made = [("optimize", variant_of(candidate))] if variant_of(candidate) != PRODUCTION else []
     for stage, name in (*made, ("evaluate", candidate)):
         outcome = outcomes.get((stage, name))
         if outcome is None:

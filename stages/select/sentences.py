@@ -232,7 +232,7 @@ def reason_of(
 
 def unknown_loss(criteria: Criteria, published: str) -> str:
     """Say that nothing is compared with the model as it was *published*; empty if the variants are."""
-    if criteria.reference == published:
+    if criteria.reference == published or criteria.requalifies:
         return ""
     unknown = "16 bit" if published == REFERENCE else f"the published {published}"
     compared = criteria.reference_variant or "fixed values"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from scoring.criteria import MARGIN_OF
-from scoring.metrics import METRICS
 from scoring.names import PRODUCTION
 from scoring.results import Change
 from stages.parts.records.production import Loss, Standing
 from stages.parts.samples.evidence import losses_of
+from stages.select.candidates import change_of
 from stages.select.measurements import Measurements
 from stages.select.stored import Basis
 
@@ -51,6 +50,8 @@ def in_words(standing: Standing | None, winner: str) -> str:
     changes = ", ".join(f"{name} {change.value:+z.1%}" for name, change in standing.change.items())
     if standing.relation == "better":
         return f"Better than {release}, which was in production ({changes}), and worse in nothing beyond the margins. "
+    if standing.relation == "not worse":
+        return f"Worse in nothing than {release}, which was in production, beyond the margins ({changes}). "
     why = {
         "worse": f"{winner} is worse: {reasons}",
         "open": f"too few data show that {winner} is better and in nothing worse: {reasons or changes}",
@@ -62,21 +63,14 @@ def in_words(standing: Standing | None, winner: str) -> str:
 
 def _changes(estimate: Estimate, chosen: str) -> dict[str, Change]:
     """Compute the change of each metric that counts from that of what is in production."""
-    from scoring.anchored import SIGNS, shares_of
-
-    first, second, changes = estimate.place(chosen), estimate.place(PRODUCTION), {}
-    names = [name for name, share in zip(METRICS, shares_of(estimate.criteria), strict=True) if share]
-    for name, (_, lead) in zip(names, estimate.differences(first, second), strict=True):
-        sign = float(SIGNS[list(METRICS).index(name)])
-        ends = sorted(math.expm1(sign * end) for end in lead.interval() or ()) or (None, None)
-        changes[name] = Change(value=math.expm1(sign * lead.value), low=ends[0], high=ends[1])
-    return changes
+    differences = estimate.differences(estimate.place(chosen), estimate.place(PRODUCTION))
+    return {name: change_of(name, lead) for name, (_, lead) in differences.items()}
 
 
 def _metrics(estimate: Estimate, verdict: Verdict, wanted: Shown) -> Iterator[str]:
     """Say of each metric that is worse than in production, or may be, by how much."""
-    for (name, change), shown in zip(_changes(estimate, verdict.chosen).items(), verdict.held, strict=True):
-        if shown == wanted:
+    for name, change in _changes(estimate, verdict.chosen).items():
+        if verdict.held[name] == wanted:
             chance = "" if change.low == change.high else f" ({change.low:+z.1%} to {change.high:+z.1%})"
             margin = getattr(estimate.criteria.margins, MARGIN_OF[name])
             yield f"{name} {change.value:+z.1%}{chance}, beyond the margin of {100 * margin:.3g}%"

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from scoring.names import PRODUCTION, variant_of
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
-from stages.parts.base.store import sha256_of
+from stages.parts.base.store import from_json, sha256_of
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
@@ -122,9 +122,10 @@ def _check_digest(stored: StoredDecision, path: Path, recorded: str, verificatio
 
 
 def _measured_again(current: Path, evaluation: Evaluation) -> bool:
-    """Return whether the store holds a later measurement under the same conditions, with its own samples."""
+    """Return whether the store holds a later measurement under the same conditions, or the same one continued, with its
+    own samples."""
     later = Evaluation.read_if_intact(current)
-    if later is None or later.started_at <= evaluation.started_at:
+    if later is None or (later.started_at, later.seconds) <= (evaluation.started_at, evaluation.seconds):
         return False
     return _sha256(current.with_suffix(SAMPLES_SUFFIX)) == later.samples_sha256 != evaluation.samples_sha256
 
@@ -135,7 +136,7 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
     A variant that was made again since then has other weights; a release keeps those that were measured, and so does
     the one that was in production.
     """
-    released, digest12 = evaluation.variant == PRODUCTION, evaluation.variant_digest[:12]
+    released, digest12 = variant_of(evaluation.variant) == PRODUCTION, evaluation.variant_digest[:12]
     suffix = f"-{digest12}" if released else f"-{variant_of(evaluation.variant)}-{digest12}"
     current = stored.store.optimized(evaluation.variant)
     releases = sorted(path for path in stored.store.releases.glob("*") if path.name.endswith(suffix))
@@ -261,7 +262,8 @@ def compare_documents(stored: StoredDecision, expected: dict[str, Any], verifica
             for path, recorded, computed in _different_fields(document, expected)
         ]
         release = document.get("release")
-        if not str(release).endswith(f"-{variant_of(winner)}-{digest}"):
+        suffix = f"-{digest}" if variant_of(winner) == PRODUCTION else f"-{variant_of(winner)}-{digest}"
+        if not str(release).endswith(suffix):
             verification.findings.append(f"{where}: release is {release}, not one of {winner} {digest}")
 
 
@@ -313,7 +315,7 @@ def documents(stored: StoredDecision) -> Iterator[tuple[str, dict[str, Any] | No
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

@@ -19,7 +19,13 @@ def test_ten_hours_at_a_sound_endpoint_show_nothing(name: str) -> None:
             assert watch.see(sample) == set()
 
 
-@pytest.mark.parametrize("name", ["1 % of the weights are zero (0.2 nats)", "half as fast", "a shorter context"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("1 % of the weights are zero (0.2 nats)", "half as fast", "a shorter context", "5 % of the requests fail"),
+        *("half as fast, after 12 looks", "another dtype, after 8 looks"),
+    ],
+)
 def test_a_change_is_noticed_within_three_looks(name: str) -> None:
     delays = [delay(*FAULTS[name], seed=[run]) for run in range(20)]
     assert sum(looks <= 3 for looks in delays) >= 18

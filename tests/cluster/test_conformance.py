@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +30,10 @@ from pipeline.events.push import Push
 from pipeline.runs.tables import Finding
 from pipeline.settings.config import load
 from stages.parts.base.errors import ModelNotFound
-from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, WORKFLOWS, Kind
+from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, SERVICES, WORKFLOWS, Kind
 from stages.rollout.kserve.applied import HTTP_ROUTES
 from stages.rollout.kserve.detect import CRD
-from stages.rollout.kserve.objects import ISVCS
+from stages.rollout.kserve.objects import ENDPOINT, ISVCS, RELEASE
 from tests.cluster import pushes
 from tests.cluster.bucket import Bucket
 from tests.cluster.conftest import LIMITS, OTHER_MODEL, VERSIONS, Place, Tell, there
@@ -258,6 +260,18 @@ def test_the_first_release_is_served(place: Place, tell: Tell) -> None:
 
 
 @pytest.mark.usefixtures("kserve")
+def test_the_door_is_closed_and_the_pod_answers_prometheus(place: Place, tell: Tell) -> None:
+    door = checks(place)["door"]
+    assert door.state == "ok", door
+    (pod, *_), _ = place.cluster.list(PODS, labels="slipway/endpoint")
+    base, answers = f"http://{pod['status']['podIP']}:8080", {}
+    for path, headers in (("/metrics", {}), ("/metrics", {"x-forwarded-for": "192.0.2.1"}), ("/invocations", {})):
+        answers[path, *headers] = httpx.get(base + path, headers=headers, timeout=30).status_code
+    assert list(answers.values()) == [200, 404, 404]
+    tell("the door, asked by doctor through the gateway", door.found)
+
+
+@pytest.mark.usefixtures("kserve")
 def test_a_canary_that_can_not_start_is_rolled_back(place: Place, tell: Tell) -> None:
     name = place.submit(
         MODEL,
@@ -277,6 +291,9 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
         name = place.submit(MODEL, *SMALLEST, "--set", "rollout.approval=true")
         place.until(partial(place.waits, name, "approve"))
         tell("what the approver is told", place.run(name).state.node("approve").message)
+        (controller, *_), _ = place.cluster.list(PODS, "argo", labels="app=workflow-controller")
+        told = httpx.get(f"https://{controller['status']['podIP']}:9090/metrics", verify=False).text  # noqa: S501
+        assert f'slipway_approval_seconds{{model="{MODEL}"}}' in told
         installed_anew(place)
         assert place.answer("resume", name)["resumed"] == ["approve"]
         run = place.ended(name)
@@ -332,6 +349,60 @@ def test_a_canary_with_a_flaw_is_rolled_back_by_what_its_requests_show(
     assert set(clients.statuses) == statuses, clients.statuses
     limits = ", ".join(f"{limit} {value}" for limit, value in LIMITS.items())
     tell(f"a canary {flaw}; limits: {limits}, all others as in the defaults", message)
+
+
+@pytest.mark.usefixtures("kserve")
+def test_replicas_follow_the_load_and_a_floor_without_naming_prometheus(place: Place, tell: Tell) -> None:
+    """Needs KEDA, and one Prometheus that scrapes the endpoints' pods."""
+    place.answer("install")
+    scales = found(place)["autoscaling"]
+    if not scales.startswith("KEDA"):
+        pytest.skip(f"needs KEDA and one Prometheus: {scales}")
+    tell("doctor of autoscaling", scales)
+    bounds = ("--set", "kserve.scaling.maximum=2", "--set", "kserve.scaling.target=2")
+    delays = ("--set", "kserve.scaling.scale_down_delay_s=120")
+    place.answer("rollout", "start", MODEL, *bounds, *delays)
+    (drilled,) = place.answer("drill", "scale", MODEL, *bounds, *delays)["drills"]
+    assert drilled["failures"] == []
+    figures = drilled["figures"]
+    tell(
+        "drill scale without kserve.prometheus",
+        f"asked for after {figures['wanted_s']:.0f} s, ready after {figures['ready_s']:.0f} s, gone "
+        f"{figures['back_s']:.0f} s after the load",
+    )
+    now = datetime.now(UTC)
+    floor = {"start": f"{now.minute} {now.hour} * * *", "replicas": 2}
+    floor["end"] = f"{now.minute} {(now.hour + 1) % 24} * * *"
+    place.answer("rollout", "start", MODEL, *bounds, *delays, "--set", f"kserve.scaling.schedule=[{json.dumps(floor)}]")
+    began = time.monotonic()
+    place.until(lambda: len(place.cluster.list(PODS, labels=f"{ENDPOINT},{RELEASE}")[0]) == 2, limit_s=300)
+    tell("a floor by the time of the day", f"two replicas after {time.monotonic() - began:.0f} s, without load")
+    place.answer("rollout", "start", MODEL)
+
+
+@pytest.mark.usefixtures("kserve")
+def test_one_address_leads_to_the_model_that_a_request_names(place: Place, tell: Tell) -> None:
+    if not there(place.cluster, DEFINITIONS, "aigatewayroutes.aigateway.envoyproxy.io"):
+        pytest.skip("needs Envoy AI Gateway")
+    owner = "gateway.envoyproxy.io/owning-gateway-name=kserve-ingress-gateway"
+    (proxies,), _ = place.cluster.list(SERVICES, labels=owner, everywhere=True)
+    metadata = proxies["metadata"]
+    through = f"{metadata['name']}.{metadata['namespace']}.svc.cluster.local:{proxies['spec']['ports'][0]['port']}"
+    host = ("--set", "kserve.shared_host=models.example.com", "--set", f"kserve.shared_through={through}")
+    place.answer("rollout", "start", MODEL, *host)
+    base, headers = Clients(place).base, {"Host": "models.example.com"}
+
+    def ask(model: str) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8}
+        return httpx.post(f"{base}/v1/chat/completions", json=body, headers=headers, timeout=120)
+
+    place.until(lambda: ask(MODEL).status_code == 200, limit_s=120)
+    assert ask(MODEL).json()["model"] == MODEL
+    unknown = ask("slipway/unknown")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    listed = httpx.get(f"{base}/v1/models", headers=headers, timeout=30).json()
+    assert MODEL in [model["id"] for model in listed["data"]]
+    tell("one address for all models", "answers by the model's name; 404 model_not_found for another; lists it")
 
 
 @pytest.mark.usefixtures("kserve")

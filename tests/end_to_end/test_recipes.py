@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.releases.release import current_release
 from stages.parts.vllm.server import Server, ServerSpec, running
-from tests.demo import DEMO, MODEL
+from tests.demo import DEMO, MODEL, REPEATING
 from tests.end_to_end.command_line import API_KEY, CONFIG, Pipeline, command_lines, processes_naming
 from tests.hub.server import HubServer
 from tests.serving import REPOSITORY
@@ -31,8 +30,6 @@ WORDS: Final = (REPOSITORY / "configs" / "held-out" / "python-docs.txt").read_te
 NGRAM: Final = Speculation(method="ngram", num_speculative_tokens=8, prompt_lookup_min=2, prompt_lookup_max=4)
 RECIPES: Final = json.dumps({"ngram": {"speculation": NGRAM.model_dump(exclude_none=True)}})
 PROFILE: Final = "name: speed\nweights: {quality: 0, latency: 0.5, throughput: 0.5, memory: 0}\ntask_loss: 0.5\n"
-REPEATING: Final = 300
-"""Tokens of an answer after which the demo's model often writes the same words again and again."""
 CHANGED: Final = {
     "optimize.variants": "[fp16]",
     "serving.extra_arguments": "[]",
@@ -74,9 +71,9 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, demo_hub: HubServer) -> I
     assert processes_naming(str(made.root)) == []
 
 
-def greedy(url: str, model: str, prompts: list[str], key: str = "none", tokens: int = 48) -> list[str]:
+def greedy(url: str, model: str, prompts: list[str], key: str = "none") -> list[str]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=300) as client:
-        ask = partial(client.completions.create, model=model, max_tokens=tokens, temperature=0)
+        ask = partial(client.completions.create, model=model, max_tokens=48, temperature=0)
         return [ask(prompt=each).choices[0].text for each in prompts]
 
 
@@ -119,17 +116,10 @@ def written(trace: Path, prompts: list[str], output_tokens: int) -> Path:
     return trace
 
 
-def answered(pipeline: Pipeline, prompts: list[str], tokens: int = 48) -> list[str]:
+def answered(pipeline: Pipeline, prompts: list[str]) -> list[str]:
     running_now = endpoint(pipeline.store)
     assert running_now
-    return greedy(running_now.url, MODEL, prompts, API_KEY, tokens)
-
-
-def repeating(pipeline: Pipeline) -> list[str]:
-    """The prompts whose answers repeat themselves most, and so are the shortest when compressed."""
-    prompts = [ordinary(number) for number in range(80)]
-    answers = dict(zip(prompts, answered(pipeline, prompts, REPEATING), strict=True))
-    return sorted(prompts, key=lambda prompt: len(zlib.compress(answers[prompt].encode())) / len(answers[prompt]))[:30]
+    return greedy(running_now.url, MODEL, prompts, API_KEY)
 
 
 def speculating(pipeline: Pipeline) -> set[bool]:
@@ -150,8 +140,7 @@ def test_a_recipe_wins_where_it_is_faster_and_the_release_is_served_by_it_after_
     plain, answers = current_release(pipeline.store), answered(pipeline, questions)
     assert speculating(pipeline) == {False}
 
-    loops = written(tmp_path / "loops.jsonl", repeating(pipeline), REPEATING)
-    found = decided(pipeline, loops, profile, *with_recipe)
+    found = decided(pipeline, REPEATING, profile, *with_recipe)
     assert found["decision"]["winner"] == "fp16+ngram"
     assert found["decision"]["outcome"] == "decided"
     assert found["decision"]["recipe"]["speculation"]["method"] == "ngram"
@@ -168,7 +157,7 @@ def test_a_recipe_wins_where_it_is_faster_and_the_release_is_served_by_it_after_
 
     for back, speculates in ((plain, False), (release, True)):
         to = ("--to", str(int(back.partition("-")[0])))
-        ended = pipeline.call("rollback", MODEL, *to, *SETTINGS, "--set", f"workload.trace={loops}")
+        ended = pipeline.call("rollback", MODEL, *to, *SETTINGS, "--set", f"workload.trace={REPEATING}")
         assert ended.returncode == 0, ended.stderr
         assert current_release(pipeline.store) == back
         assert speculating(pipeline) == {speculates}

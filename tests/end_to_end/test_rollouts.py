@@ -28,12 +28,13 @@ from stages.parts.base.errors import RolledBack
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, place_tree, write_json
 from stages.parts.endpoint.endpoint import Endpoint, endpoint
+from stages.parts.records.drills import Answers, Drill
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.rollout import Counters, Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
 from stages.parts.vllm.client import Access
-from stages.rollout.drills import Answers, SteadyLoad, answers
+from stages.rollout.drills import SteadyLoad, answers
 from stages.rollout.one_machine import OneMachine
 from tests.end_to_end.command_line import (
     API_KEY,
@@ -209,10 +210,11 @@ def counted(pipeline: Pipeline, good: Tried) -> Counters:
 
 
 @pytest.fixture(scope="module")
-def drilled(pipeline: Pipeline, counted: Counters) -> dict[str, Any]:
+def drilled(pipeline: Pipeline, counted: Counters) -> Drill:
     said = pipeline.call("drill", "rollback", MODEL, *SETTINGS, "--json")
     assert said.returncode == 0, said.stderr
-    return dict(json.loads(said.stdout))
+    (drill,) = json.loads(said.stdout)["drills"]
+    return Drill.model_validate(drill)
 
 
 def no_client_noticed(tried: Tried, releases: Iterable[str]) -> None:
@@ -279,29 +281,28 @@ def test_vllms_own_metrics_are_understood(counted: Counters, good: Tried) -> Non
 
 
 def test_a_rollback_under_load_takes_seconds_and_fails_no_request(
-    pipeline: Pipeline, drilled: dict[str, Any], good: Tried, stable: str
+    pipeline: Pipeline, drilled: Drill, good: Tried, stable: str
 ) -> None:
-    assert (drilled["release"], drilled["previous"], drilled["warm"]) == (good.journal.release, stable, True)
-    assert drilled["rollback_s"] < ROLLBACK_LIMIT_S
-    assert drilled["answers"]["failed"] == 0
-    assert set(drilled["answers"]["releases"]) == {stable, good.journal.release}
+    assert (drilled.release, drilled.figures["previous"]) == (good.journal.release, stable)
+    assert drilled.figures["warm"]
+    assert drilled.figures["rollback_s"] < ROLLBACK_LIMIT_S
+    assert drilled.answers.failed == 0
+    assert set(drilled.answers.releases) == {stable, good.journal.release}
     assert current_release(pipeline.store) == existing(pipeline.store).release == good.journal.release
 
 
-def test_an_openai_client_streams_through_the_proxy(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+def test_an_openai_client_streams_through_the_proxy(pipeline: Pipeline, drilled: Drill) -> None:
     with openai.OpenAI(base_url=f"{existing(pipeline.store).url}/v1", api_key=API_KEY) as client:
         events = client.completions.create(model=MODEL, prompt="A list", max_tokens=8, stream=True)
         assert len(list(events)) >= 2
 
 
-def test_no_route_of_vllm_answers_without_the_key_but_whether_it_is_healthy(
-    pipeline: Pipeline, drilled: dict[str, Any]
-) -> None:
+def test_no_route_of_vllm_answers_without_the_key_but_whether_it_is_healthy(pipeline: Pipeline, drilled: Drill) -> None:
     with clients_of(pipeline.store) as keys:
         assert unexpected_answers(existing(pipeline.store).url, keys["elsewhere"]) == []
 
 
-def test_the_servers_listen_on_this_machine_alone(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+def test_the_servers_listen_on_this_machine_alone(pipeline: Pipeline, drilled: Drill) -> None:
     listening = {
         each.laddr.ip
         for process in psutil.Process(existing(pipeline.store).pid).children(recursive=True)
@@ -311,7 +312,7 @@ def test_the_servers_listen_on_this_machine_alone(pipeline: Pipeline, drilled: d
     assert listening <= {"127.0.0.1", "::1"}
 
 
-def test_no_secret_is_written_anywhere(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+def test_no_secret_is_written_anywhere(pipeline: Pipeline, drilled: Drill) -> None:
     for path in pipeline.root.rglob("*"):
         if path.is_file() and path.suffix != ".safetensors":
             content = path.read_text(errors="replace")
@@ -322,7 +323,7 @@ def test_no_secret_is_written_anywhere(pipeline: Pipeline, drilled: dict[str, An
         assert TOKEN not in line
 
 
-def test_the_endpoint_stops_and_leaves_no_process(pipeline: Pipeline, drilled: dict[str, Any]) -> None:
+def test_the_endpoint_stops_and_leaves_no_process(pipeline: Pipeline, drilled: Drill) -> None:
     ended = pipeline.call("serve", MODEL, "--stop")
     assert ended.returncode == 0, ended.stderr
     assert endpoint(pipeline.store) is None

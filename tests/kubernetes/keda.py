@@ -73,6 +73,8 @@ class Keda:
     """How long one second of the autoscaler takes here."""
     prometheus: bool = True
     """Whether it answers."""
+    within_floors: bool = False
+    """Whether it is a time of the week between the start and the end of every floor."""
     autoscalers: set[str] = field(default_factory=set)
     """The names of its HorizontalPodAutoscalers."""
     _scalers: dict[str, Autoscaler] = field(default_factory=dict)
@@ -120,7 +122,9 @@ class Keda:
         if value is None:
             return max(now, spec["fallback"]["replicas"]) if falls_back else now  # currentReplicasIfHigher
         target = float(spec["triggers"][0]["metadata"]["threshold"])
-        return now if abs(value / (target * now) - 1) <= TOLERANCE else math.ceil(value / target)
+        wanted = now if abs(value / (target * now) - 1) <= TOLERANCE else math.ceil(value / target)
+        floors = [each["metadata"] for each in spec["triggers"] if each["type"] == "cron" and self.within_floors]
+        return max(wanted, *(int(floor["desiredReplicas"]) for floor in floors), 0)
 
     def _value(self, query: str) -> float | None:
         """The answer of Prometheus; None: it has none."""

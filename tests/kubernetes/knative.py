@@ -1,7 +1,7 @@
 """Plays Knative's autoscaler: replicas of revisions by the requests that they have.
 
 The average over the window of a revision's annotation is compared with its target; what was wanted at any time within
-its delay for scaling down counts. Its panic mode is left out.
+its delay for scaling down counts. A new revision has its initial scale. Its panic mode is left out.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class KnativeAutoscaler:
         within = [each for when, each in loads if when > now_s - _seconds(said, "window")]
         needed = math.ceil(sum(within) / len(within) / predictor["scaleTarget"])
         wanted = self._wanted.setdefault(revision, [])
+        if not wanted:
+            needed = max(needed, int(said[f"{ANNOTATION}/initial-scale"]))
         wanted.append((now_s, min(predictor["maxReplicas"], max(predictor["minReplicas"], needed))))
         delay_s = _seconds(said, "scale-down-delay")
         return max(each for when, each in wanted if when > now_s - delay_s or when == now_s)

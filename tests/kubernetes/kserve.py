@@ -34,6 +34,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,7 @@ class Pod:
     port: int
     restarts: int = 0
     ready: bool = False
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
 
 @dataclass
@@ -104,6 +106,8 @@ class KServeController:
     gateway: Gateway | None = None
     lag_s: float = 0.1
     namespace: str = "default"
+    log: str = ""
+    """Of each container that serves."""
     refuses: str = ""
     """It makes nothing of any InferenceService, and names this as the reason."""
     gateway_stuck: bool = False
@@ -491,7 +495,9 @@ class KServeController:
         place = {"namespace": self.namespace, "labels": deployment.labels}
         for each in deployment.pods:
             container: Object = {"name": deployment.container, "ports": [{"containerPort": each.port}]}
-            said: Object = {"name": deployment.container, "restartCount": each.restarts, "state": {"running": {}}}
+            running = {"running": {"startedAt": each.started_at}}
+            said: Object = {"name": deployment.container, "restartCount": each.restarts, "state": running}
+            self.server.logs[self.namespace, each.name] = self.log.splitlines()
             if deployment.release in self.crashing:
                 said["restartCount"] = CRASHES
                 said["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -504,8 +510,10 @@ class KServeController:
             ready = [_condition("Ready", each.ready)]
             metadata = place | {"name": each.name, "annotations": deployment.annotations}
             pod = {"metadata": metadata, "spec": {"containers": [container]}}
-            status = {"podIP": "127.0.0.1", "conditions": ready, "containerStatuses": [said]}
+            status = {"podIP": "127.0.0.1", "phase": "Running", "conditions": ready, "containerStatuses": [said]}
             self.put({"apiVersion": "v1", "kind": "Pod", **pod, "status": status})
+        if not deployment.pods:  # scaled to zero
+            return
         ports = [{"name": "http", "port": deployment.pods[0].port, "targetPort": 8080}]
         service = {"metadata": place | {"name": deployment.backend}, "spec": {"clusterIP": "10.0.0.1", "ports": ports}}
         self.put({"apiVersion": "v1", "kind": "Service", **service})

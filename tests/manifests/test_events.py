@@ -74,7 +74,7 @@ def pods() -> dict[str, dict[str, str]]:
 
 
 def test_every_file_is_applied_and_kustomize_agrees():
-    for folder in (EVENTS, EVENTS / "poll"):
+    for folder in map(MANIFESTS.joinpath, TRIGGERS.values()):
         listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
         assert {path.name for path in folder.glob("*.yaml")} == {*listed, "kustomization.yaml"}
         assert {each["metadata"]["namespace"] for each in applied(folder)} == {"slipway"}
@@ -87,9 +87,9 @@ def test_no_name_here_is_that_of_an_object_of_the_base():
     def names(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
         return {(each["kind"], each["metadata"]["name"]) for each in found}
 
-    both = [*applied(), *applied(EVENTS / "poll")]
-    assert len(names(both)) == len(both)
-    assert not names(both) & names(documents("gke"))
+    all_three = [each for folder in TRIGGERS.values() for each in applied(MANIFESTS / folder)]
+    assert len(names(all_three)) == len(all_three)
+    assert not names(all_three) & names(documents("gke"))
 
 
 def test_sensor_event_source_and_receiver_fit_each_other():
@@ -254,12 +254,12 @@ def admits(peer: dict[str, Any], labels: dict[str, str]) -> bool:
 
 def test_every_workflow_that_is_made_names_a_template():
     """So that templateReferencing: Strict can be demanded of Argo's controller."""
-    found = [*documents("gke"), *applied(), *applied(EVENTS / "poll")]
+    found = [*documents("gke"), *(each for folder in TRIGGERS.values() for each in applied(MANIFESTS / folder))]
     specs = [each["spec"]["workflowSpec"] for each in found if each["kind"] == "CronWorkflow"]
     templates = [each for found_one in found for each in found_one.get("spec", {}).get("templates", [])]
     specs += [yaml.safe_load(each["resource"]["manifest"])["spec"] for each in templates if "resource" in each]
     specs += [each["template"]["k8s"]["source"]["resource"]["spec"] for each in the("Sensor")["spec"]["triggers"]]
-    assert len(specs) == 6
+    assert len(specs) == 8
     assert all(spec.keys() == {"workflowTemplateRef", "arguments"} for spec in specs)
 
 
@@ -276,12 +276,13 @@ def test_what_starts_runs_gets_the_platforms_image_namespace_and_variables(tmp_p
         assert {each["metadata"]["namespace"] for each in found} == {"ml"}
         images = re.findall(r"'image': '([^']+)'", str(found))
         assert images == ["mirror.example:5000/ml/slipway-slim:1"]
-    (spec,) = (each["spec"] for each in for_triggers("poll", config) if each["kind"] == "WorkflowTemplate")
-    (container,) = (each["container"] for each in spec["templates"] if "container" in each)
-    variables = {each["name"]: each.get("value") for each in container["env"]}
-    assert variables["HF_ENDPOINT"] == "https://hub.example"
-    assert variables["SSL_CERT_FILE"] == "/etc/slipway/ca.crt"
-    assert {each["name"] for each in container["volumeMounts"]} <= {each["name"] for each in spec["volumes"]}
+    for which in ("poll", "fleet"):
+        (spec,) = (each["spec"] for each in for_triggers(which, config) if each["kind"] == "WorkflowTemplate")
+        (container,) = (each["container"] for each in spec["templates"] if "container" in each)
+        variables = {each["name"]: each.get("value") for each in container["env"]}
+        assert variables["HF_ENDPOINT"] == "https://hub.example"
+        assert variables["SSL_CERT_FILE"] == "/etc/slipway/ca.crt"
+        assert {each["name"] for each in container["volumeMounts"]} <= {each["name"] for each in spec["volumes"]}
     with pytest.raises(ConfigError, match="one machine"):
         for_triggers("poll", load(chosen={"platform": "local"}))
 
@@ -290,7 +291,7 @@ def test_images_are_of_the_projects_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     texts = [path.read_text() for path in EVENTS.rglob("*.yaml")]
     images = re.findall(r"image: (\S+)", "\n".join(texts))
-    assert images == [f"registry.example.com/slipway-slim:{version}"] * 2
+    assert images == [f"registry.example.com/slipway-slim:{version}"] * 3
 
 
 def test_a_poll_starts_the_run_that_a_push_or_the_command_line_would_start(monkeypatch: pytest.MonkeyPatch):
@@ -372,3 +373,57 @@ def test_the_ci_examples_call_commands_that_are_there(path: Path):
 
 def test_both_ci_systems_have_an_example():
     assert {path.name for path in EXAMPLES.glob("*.yml")} >= {"github-actions.yml", "gitlab-ci.yml"}
+
+
+def test_a_fleet_is_applied_by_a_pod_that_may_submit_runs_and_fits_the_base(monkeypatch: pytest.MonkeyPatch):
+    folder = EVENTS / "fleet"
+    spec = the("WorkflowTemplate", folder=folder)["spec"]
+    (template,) = spec["templates"]
+    container = template["container"]
+    assert container["securityContext"] == HARDENED
+    given = {each["name"]: each["value"] for each in spec["arguments"]["parameters"]}
+    arguments = [
+        re.sub(r"\{\{workflow\.parameters\.(\w+)\}\}", lambda found: given[found[1]], each)
+        for each in container["args"]
+    ]
+    assert arguments[:2] == ["apply", "/fleet/fleet.yaml"]
+    command: Any = typer.main.get_command(app)
+    parsed = command.commands["apply"].make_context("apply", arguments[1:])
+    assert (parsed.params["model"], parsed.params["commit"], parsed.params["engine"]) == ("", "", "argo")
+    (variable,) = (each["name"] for each in container["env"] if each.get("value") == "{{workflow.parameters.nightly}}")
+    for value, nightly in ((given["nightly"], False), ("true", True)):
+        monkeypatch.setenv(variable, value)
+        assert command.commands["apply"].make_context("apply", arguments[1:]).params["nightly"] is nightly
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "fleet")
+    (volume,) = (each for each in spec["volumes"] if each["name"] == "fleet")
+    assert (mount["mountPath"], volume["configMap"]["name"]) == ("/fleet", "slipway-fleet")
+    base = documents("gke")
+    accounts = {each["metadata"]["name"] for each in base if each["kind"] == "ServiceAccount"}
+    assert {spec["serviceAccountName"], spec["executor"]["serviceAccountName"]} <= accounts
+    (role,) = (
+        each for each in base if each["kind"] == "Role" and each["metadata"]["name"] == spec["serviceAccountName"]
+    )
+    assert {"workflows", "workflowtemplates"} <= {kind for rule in role["rules"] for kind in rule["resources"]}
+    policies = [each["spec"] for each in base if each["kind"] == "NetworkPolicy"]
+    labels = template["metadata"]["labels"]
+    reached = [each for each in policies if "Egress" in each["policyTypes"] and selects(each["podSelector"], labels)]
+    assert len(reached) == 3  # names, the API server and the Hub
+
+
+def test_the_night_and_a_push_set_parameters_that_the_fleets_template_has():
+    folder = EVENTS / "fleet"
+    parameters = {each["name"] for each in the("WorkflowTemplate", folder=folder)["spec"]["arguments"]["parameters"]}
+    crons = [each["spec"] for each in applied(folder) if each["kind"] == "CronWorkflow"]
+    given = [each["workflowSpec"]["arguments"]["parameters"][0] for each in crons]
+    assert given == [{"name": "nightly", "value": "false"}, {"name": "nightly", "value": "true"}]
+    (trigger,) = (each["template"]["k8s"] for each in the("Sensor")["spec"]["triggers"])
+    pushed = {each["name"] for each in trigger["source"]["resource"]["spec"]["arguments"]["parameters"]}
+    assert parameters - {"nightly"} <= pushed
+    (patch,) = re.findall(
+        r"patch sensor slipway-pushes --type json -p \\\n +'(.+)'", (ROOT / "docs" / "fleet.md").read_text()
+    )
+    (change,) = json.loads(patch)
+    place: Any = the("Sensor")
+    for part in change["path"].strip("/").split("/"):
+        place = place[int(part) if isinstance(place, list) else part]
+    assert (place, change["value"]) == ("slipway", the("WorkflowTemplate", folder=folder)["metadata"]["name"])

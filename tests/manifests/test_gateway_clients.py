@@ -33,7 +33,7 @@ def rendered(folder: Path, text: str = THREE, namespace: str = "models", **setti
     """The objects by kind; Secrets by their kind and name."""
     file = folder / "clients.yaml"
     file.write_text(text)
-    found = of(namespace, ClientSettings(file=str(file), **settings))
+    found = of(namespace, ClientSettings(file=str(file), **settings), "slim:1")
     names = [each["kind"] + (f" {each['metadata']['name']}" if each["kind"] == "Secret" else "") for each in found]
     assert len(set(names)) == len(names)
     return dict(zip(names, found, strict=True))
@@ -176,12 +176,15 @@ def test_a_certificate_is_asked_for_in_the_gateways_namespace(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("client", "why"),
     [
-        ("{name: a}", r"clients\.0\.secret: Field required"),
+        ("{name: a}", "a has no secret"),
+        ("{name: a, secret: keys, value: b}", "a has a value, but there are no tokens"),
+        ("{name: a, secret: keys, money_per_month: 5}", "money_per_month of a needs prices"),
+        ("{name: a, secret: keys, tokens_per_month: 4294967296}", "can't exceed 4,294,967,295"),
+        ("{name: a, secret: keys, cache_salt: short}", "cache_salt"),
         ("{name: a, secret: keys, models: ['../etc']}", "is not a model's name"),
         ("{name: a, secret: keys, model: org/a}", "unknown field"),
         ("{name: a, secret: keys, requests_per_minute: 0}", "greater than or equal to 1"),
-        ("{name: a, secret: keys, requests_at_once: 4}", "are for one machine"),
-        ("{name: a, secret: keys, priority: -1}", "are for one machine"),
+        ("{name: a, secret: keys, requests_at_once: 4}", "requests_at_once is for one machine"),
         ("{name: a, secret: slipway-hub}", "is for something else"),
         ("{name: default, secret: keys}", "can't be the name of a client"),
         ("{name: a, secret: keys}, {name: a, secret: others}", "named twice: a"),
@@ -191,6 +194,41 @@ def test_a_certificate_is_asked_for_in_the_gateways_namespace(tmp_path: Path) ->
 def test_a_wrong_file_is_refused(tmp_path: Path, client: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         rendered(tmp_path, f"clients: [{client}]")
+
+
+def test_tokens_and_keys_in_one_file_are_refused(tmp_path: Path) -> None:
+    tokens = "{issuer: https://a, jwks_uri: https://a/keys, audiences: [slipway]}"
+    with pytest.raises(ConfigError, match="would demand both of each request"):
+        rendered(tmp_path, f"{{tokens: {tokens}, clients: [{{name: a, secret: keys}}]}}")
+    with pytest.raises(ConfigError, match="audiences"):
+        rendered(tmp_path, "{tokens: {issuer: https://a, jwks_uri: https://a/keys}, clients: [{name: a}]}")
+
+
+def test_a_months_budget_counts_tokens_and_money_and_says_so(tmp_path: Path) -> None:
+    limits = "tokens_per_minute: 10, tokens_per_month: 1000, money_per_month: 12.5"
+    text = f"{{prices: {{default: {{prompt: 1, output: 2}}}}, clients: [{{name: a, secret: keys, {limits}}}]}}"
+    spec = rendered(tmp_path, text)["BackendTrafficPolicy"]["spec"]
+    said = [
+        (rule["limit"]["requests"], rule["limit"]["unit"], rule["cost"]["response"]["metadata"]["key"])
+        for rule in spec["rateLimit"]["global"]["rules"]
+    ]
+    assert said == [(10, "Minute", "tokens"), (1000, "Month", "tokens"), (125_000, "Month", "money")]
+    first, *others = spec["responseOverride"]
+    assert "per month is used up" in first["response"]["body"]["inline"]
+    assert first["match"]["responseHeaders"][0]["name"] == "x-ratelimit-reset"
+    assert not [each for each in others if "responseHeaders" in each["match"]]
+
+
+def test_usage_is_kept_beside_the_proxies_of_the_gateway(tmp_path: Path) -> None:
+    found = rendered(tmp_path, gateway="edge/public", usage_secret="database")["EnvoyProxy"]
+    assert found["metadata"]["namespace"] == "edge"
+    deployment = found["spec"]["provider"]["kubernetes"]["envoyDeployment"]
+    (importer,) = deployment["initContainers"]
+    assert (importer["image"], importer["restartPolicy"]) == ("slim:1", "Always")
+    assert importer["env"][0]["valueFrom"]["secretKeyRef"] == {"name": "database", "key": "url"}
+    mounts = {each["name"] for each in importer["volumeMounts"] + deployment["container"]["volumeMounts"]}
+    assert mounts == {each["name"] for each in deployment["pod"]["volumes"]}
+    assert "EnvoyProxy" not in rendered(tmp_path)
 
 
 def test_more_limits_than_envoy_gateway_takes_are_refused(tmp_path: Path) -> None:

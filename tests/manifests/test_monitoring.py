@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,13 +13,22 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.utils import floatToGoString
 
 from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.vllm.prometheus import METRICS
-from stages.rollout.kserve.autoscaling import LOAD
-from stages.rollout.kserve.objects import ENDPOINT, RELEASE, KServeEndpoint, predictor_name
+from stages.rollout.kserve.autoscaling import METRICS as SCALED_BY
+from stages.rollout.kserve.autoscaling import SPENT
+from stages.rollout.kserve.objects import (
+    BUCKETS_S,
+    ENDPOINT,
+    LATENCY_TARGETS,
+    RELEASE,
+    KServeEndpoint,
+    predictor_name,
+)
 from stages.rollout.kserve.settings import KServe
 
 MONITORING = MANIFESTS / "monitoring"
@@ -28,9 +38,13 @@ OTHERS = {"http_requests_total", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", 
 """Metrics of vLLM's HTTP server (prometheus-fastapi-instrumentator) and the DCGM exporter's default set."""
 
 
-def alerts() -> list[dict[str, Any]]:
+def rules() -> list[dict[str, Any]]:
     spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
-    return [rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule]
+    return [rule for group in spec["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
 
 
 def panels() -> list[dict[str, Any]]:
@@ -38,7 +52,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    return [each["expr"] for each in alerts()] + [each["expr"] for panel in panels() for each in panel["targets"]]
+    return [each["expr"] for each in rules()] + [each["expr"] for panel in panels() for each in panel["targets"]]
 
 
 def vllms_metrics() -> set[str]:
@@ -52,7 +66,8 @@ def vllms_metrics() -> set[str]:
 
 def test_every_metric_is_one_that_vllm_tells() -> None:
     known = vllms_metrics()
-    used = {name for text in expressions() for name in NAME.findall(text)} | {*LOAD, *METRICS}
+    scaled_by = {name for names in SCALED_BY.values() for name in names}
+    used = {name for text in expressions() for name in NAME.findall(text)} | {*scaled_by, SPENT, *METRICS}
     assert len(used) > 12
     assert {each for each in used - OTHERS if each not in known and SUFFIX.sub("", each) not in known} == set()
 
@@ -101,8 +116,7 @@ def joined_gpus() -> dict[str, Any]:
 
 
 def test_the_alert_knows_the_deployments_that_kserve_makes_of_our_objects(tmp_path: Path) -> None:
-    spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
-    (expression,) = [rule["expr"] for group in spec["groups"] for rule in group["rules"] if "record" in rule]
+    (expression,) = [rule["expr"] for rule in rules() if str(rule.get("record")).startswith("slipway_endpoint:")]
     ours, name = re.findall(r'"([^"]*\[0-9a-f\][^"]*)"', expression)
     for model in ("org/Model-7B", "m", "a-model/with.a-name-that-is-long-2-abcdef"):
         endpoint = KServeEndpoint(ModelStore(tmp_path, model), Serving(), KServe(), "slipway")
@@ -125,7 +139,7 @@ def test_every_alert_is_tried_and_says_what_to_do() -> None:
     for each in alerts():
         assert each["labels"]["severity"] in ("critical", "warning")
         assert each["annotations"].keys() == {"summary", "runbook"}
-        assert each["for"]
+        assert "for" in each or "slipway_" in each["expr"].partition("argo_workflows_")[2], "what happened stays so"
 
 
 def test_the_labels_of_pods_become_those_that_queries_use() -> None:
@@ -136,6 +150,33 @@ def test_the_labels_of_pods_become_those_that_queries_use() -> None:
     for text in expressions():
         if "vllm:" in text:
             assert all(label in text for label in labels), text
+
+
+def test_the_targets_of_pods_become_the_labels_that_rules_compare_with_vllms_own_buckets() -> None:
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        pytest.skip("needs vLLM: pip install 'slipway[evaluate]'")
+    buckets = runpy.run_path(str(Path(found.origin).parent / "v1" / "metrics" / "buckets.py"))
+    names = {"ttft": "TIME_TO_FIRST_TOKEN_BUCKETS", "tpot": "INTER_TOKEN_LATENCY_BUCKETS"}
+    for name, bounds in BUCKETS_S.items():
+        assert bounds == buckets[names[name]][: len(bounds)]
+        assert [str(each) for each in bounds] == [floatToGoString(each) for each in bounds], "as vLLM writes le"
+    monitor = yaml.safe_load((MONITORING / "pods.yaml").read_text())
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        relabelled = {each["sourceLabels"][0]: each["targetLabel"] for each in endpoint["relabelings"]}
+        kept = {"".join(c if c.isalnum() else "_" for c in each) for each in LATENCY_TARGETS.values()}
+        assert relabelled == {f"__meta_kubernetes_pod_annotation_{label}": label for label in kept}
+        assert all(any(f'{label}!=""' in text for text in expressions()) for label in kept)
+
+
+def test_every_series_of_ours_is_recorded_or_told() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    used = {name for text in expressions() for name in re.findall(r"\bslipway_\w+:[\w:]+", text)}
+    assert used == recorded
+    template = (MANIFESTS / "base" / "workflow.yaml").read_text()
+    told = {name for text in expressions() for name in re.findall(r"\bargo_workflows_(\w+)", text)}
+    assert told == {"slipway_stages_total", "slipway_approval_seconds"}
+    assert all(f"name: {name}\n" in template for name in told)
 
 
 def test_the_dashboard_shows_what_matters_by_release() -> None:

@@ -20,7 +20,7 @@ from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import CONFIGS
 
 PLATFORMS = clusters()
-SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY"}
+SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY", "SLIPWAY_NOTIFY", "SLIPWAY_SIGNING_KEY"}
 SPOT = {
     "eks": {"karpenter.sh/capacity-type": "spot"},
     "gke": {"cloud.google.com/gke-spot": "true"},
@@ -351,20 +351,27 @@ def test_the_watch_waits_to_be_wanted_and_may_only_roll_back():
     found = applied("gke")
     spec = of_kind(found, "CronWorkflow")["slipway-watch"]["spec"]
     assert (spec["suspend"], spec["concurrencyPolicy"], spec["schedules"]) == (True, "Forbid", ["*/5 * * * *"])
-    template = of_kind(found, "WorkflowTemplate")[spec["workflowSpec"]["workflowTemplateRef"]["name"]]["spec"]
+    templates = of_kind(found, "WorkflowTemplate")
+    template = templates[spec["workflowSpec"]["workflowTemplateRef"]["name"]]["spec"]
     asked = {each["name"] for each in template["arguments"]["parameters"] if "valueFrom" not in each}
     assert asked == {each["name"] for each in spec["workflowSpec"]["arguments"]["parameters"]}
-    containers = {each["name"]: each for each in template["templates"] if "container" in each}
-    accounts = {name: each["serviceAccountName"] for name, each in containers.items()}
-    assert accounts == {"look": "slipway-watch", "rollback": "slipway-serve"}
-    (one,) = (each for each in template["templates"] if each["name"] == "model")
-    rollback = next(task for task in one["dag"]["tasks"] if task["name"] == "rollback")
-    assert rollback["depends"] == "look.Failed"
+    (look,) = (each for each in template["templates"] if "container" in each)
+    assert look["serviceAccountName"] == "slipway-watch"
+    (tasks,) = (each["dag"]["tasks"] for each in template["templates"] if "dag" in each)
+    rollback = next(task for task in tasks if task["name"] == "rollback")
+    assert rollback["depends"] == "command.Failed"
     assert f"== {Degraded.exit_code} &&" in rollback["when"]
+    other = templates[rollback["templateRef"]["name"]]["spec"]
+    (goes_back,) = (each for each in other["templates"] if each["name"] == rollback["templateRef"]["template"])
+    assert goes_back["serviceAccountName"] == "slipway-serve"
+    assert goes_back["container"]["args"][-1] == "--rollback"
+    assert {each["name"] for each in other["arguments"]["parameters"]} <= {
+        each["name"] for each in template["arguments"]["parameters"]
+    }
     reached = {
         name
         for name, policy in of_kind(found, "NetworkPolicy").items()
-        if selects(policy["spec"]["podSelector"], containers["look"]["metadata"]["labels"])
+        if selects(policy["spec"]["podSelector"], look["metadata"]["labels"])
     }
     assert reached == {
         *("stages-resolve-names", "pods-report-to-the-api-server"),

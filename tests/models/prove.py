@@ -155,16 +155,19 @@ def quantize(kind: str, name: str) -> str:
 
 def serve(kind: str) -> None:
     """Serve what was made and is not recorded yet."""
-    from stages.parts.vllm.support import experts_of, missing_kernels
+    from stages.parts.vllm.support import missing_kernel
 
     found = read().get(kind, {})
     served = found.get("served", {})
     waiting = [name for name, result in found.get("made", {}).items() if result == "made" and name not in served]
     if not waiting:
         return
-    missing = missing_kernels(experts_of(read_base(store_of(kind)).config))
+    config = read_base(store_of(kind)).config
     for name in waiting:
-        served[name] = {"left_out": missing[name]} if name in missing else serve_variant(kind, name)
+        stated = FORMATS[name].configuration
+        made = {**config, "quantization_config": stated(Optimize().group_size)} if stated else config
+        missing = missing_kernel(made, lora=False, allow_fallback=False)
+        served[name] = {"left_out": missing} if missing else serve_variant(kind, name)
         note(kind, served=served)
         print(kind, name, served[name], flush=True)
 

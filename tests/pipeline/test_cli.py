@@ -28,7 +28,9 @@ def slipway(*arguments: str, store: Path | None = None, **environment: str) -> s
     )
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "serve", "runs", "show", "logs", "render", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["run", "apply", "models", "plan", "serve", "runs", "show", "logs", "render", "doctor"]
+)
 def test_every_command_has_help_with_an_example(command):
     ended = slipway(command, "--help")
     assert ended.returncode == 0
@@ -210,17 +212,17 @@ def test_no_network_is_tried_again_and_then_said(tmp_path):
     [
         (
             Processor(avx2=True, avx512=False, bf16=False, amx=False),
-            "AVX2 without AVX-512: float32 arithmetic; vLLM's CPU build has kernels for int8 weights, but none for "
-            "4-bit weights; for experts in 16 bit only, without AMX",
+            "AVX2 without AVX-512: float32 arithmetic; vLLM's CPU build serves int8, w8a8; experts in 16 bit only, "
+            "without AMX",
         ),
         (
             Processor(avx2=True, avx512=True, bf16=False, amx=False),
-            "AVX-512 without bf16: float32 arithmetic; vLLM's CPU build has kernels for int8 and 4-bit weights; for "
-            "experts in 16 bit only, without AMX",
+            "AVX-512 without bf16: float32 arithmetic; vLLM's CPU build serves int8, gptq, awq, w4a16, w8a8; experts "
+            "in 16 bit only, without AMX",
         ),
         (
             Processor(avx2=True, avx512=True, bf16=True, amx=True),
-            "AMX: bfloat16 arithmetic; vLLM's CPU build has kernels for int8 and 4-bit weights",
+            "AMX: bfloat16 arithmetic; vLLM's CPU build serves int8, gptq, fp8-block, awq, w4a16, w8a8",
         ),
         (Processor(avx2=False, avx512=False, bf16=False, amx=False), "no AVX2"),
         (None, platform.machine()),

@@ -140,6 +140,8 @@ def test_a_wrong_file_is_a_clear_error(tmp_path, content, problem):
         ("host=0.0.0.0", "the listeners of the Gateway"),
         ("port=9000", "the listeners of the Gateway"),
         ("plain_http=true", "the listeners of the Gateway"),
+        ("shared_port=8000", "kserve.shared_host"),
+        ("metrics_address=127.0.0.1:9400", "manifests/monitoring"),
     ],
 )
 def test_a_setting_of_the_endpoint_on_one_machine_is_refused_on_a_cluster(assignment: str, instead: str) -> None:

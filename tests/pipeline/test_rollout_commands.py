@@ -15,11 +15,14 @@ import yaml
 from stages.parts.base.errors import RolledBack
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import being_served
+from stages.parts.machine.environment import installed
 from stages.parts.releases import release as releases
 from stages.rollout.commands import publish
 from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS, Stage
+
+VLLM = installed("vllm").partition("+")[0]
 
 
 @pytest.fixture
@@ -99,6 +102,30 @@ def test_what_a_run_kept_is_promoted_by_a_person_with_a_reason(stage: Stage) -> 
     (act,) = move["acts"]
     assert (act["by"], act["reason"]) == (releases.user(), "its tone was wanted")
     assert "its tone was wanted" in slipway(stage.store, "releases", MODEL, "--history").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), f"error: {GOOD} is served by vLLM {VLLM} already: there is nothing to compare"),
+        (("--set", "engine.version=one"), "engine.version: String should match pattern"),
+        (("--set", "engine.version=0.0.99"), "error: uv could not make the environment of vllm-0.0.99: "),
+        (("--engine", "argo", "--platform", "kind"), "error: a pod has one version of vLLM"),
+    ],
+)
+def test_nothing_is_requalified_that_can_not_be_compared(stage: Stage, arguments: tuple[str, ...], error: str) -> None:
+    assert f"no release of {MODEL} is in production" in slipway(stage.store, "requalify", MODEL).stderr
+    published(stage, GOOD)
+    ended = slipway(stage.store, "requalify", MODEL, *arguments)
+    assert ended.returncode == 2 or "0.0.99" in error
+    assert error in ended.stderr
+    assert "hint: " in ended.stderr
+    assert not stage.store.runs.exists()
+
+
+def test_only_requalify_takes_an_engine(stage: Stage) -> None:
+    ended = slipway(stage.store, "run", MODEL, "--set", "engine.version=0.31.0")
+    assert "error: engine: only slipway requalify takes it" in ended.stderr
 
 
 def test_a_kept_release_is_rolled_out_beside_what_is_served(stage: Stage) -> None:

@@ -15,11 +15,13 @@ import envoy
 import httpx
 import pytest
 
-from pipeline.cluster.gateway import COUNT, NAMESPACE, TOKENS
+from pipeline.cluster.clients_file import ClusterClient, ClusterClients
+from pipeline.cluster.gateway_usage import NAMESPACE, script
 from tests.serving import wait_until
 
 TYPES = "type.googleapis.com/envoy"
 MANAGER = f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+CLIENTS = ClusterClients(clients=(ClusterClient(name="team", secret="team-keys", tokens_per_minute=1000),))
 APART_S = 0.05
 """Between pieces, so that each reaches Envoy by itself."""
 SAID = '"usage": {"prompt_tokens": 7, "total_tokens": %d}'
@@ -55,13 +57,13 @@ def configuration(folder: Path, port: int) -> dict[str, Any]:
     def at(port: int) -> dict[str, Any]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
-    form = {"tokens": f"%DYNAMIC_METADATA({NAMESPACE}:{TOKENS})%"}
+    form = {"tokens": f"%DYNAMIC_METADATA({NAMESPACE}:tokens)%"}
     log = typed(
         "extensions.access_loggers.file.v3.FileAccessLog",
         path=str(folder / "access.jsonl"),
         log_format={"json_format": form},
     )
-    lua = typed("extensions.filters.http.lua.v3.Lua", default_source_code={"inline_string": COUNT})
+    lua = typed("extensions.filters.http.lua.v3.Lua", default_source_code={"inline_string": script(CLIENTS)})
     manager = {
         "@type": MANAGER,
         "stat_prefix": "gateway",

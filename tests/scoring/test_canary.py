@@ -5,25 +5,7 @@ import random
 
 import pytest
 
-from scoring.canary import Counts, Mean, at_most, failures, increase, level, mean_of, quantile, times_longer
-
-BOUNDS = (0.1, 0.2, 0.4, math.inf)
-
-
-def test_a_quantile_lies_linearly_within_its_bucket():
-    counts = (10, 30, 40, 40)
-    assert quantile(BOUNDS, counts, 0.5) == pytest.approx(0.15)  # the 20th: half of the 20 between 0.1 and 0.2
-    assert quantile(BOUNDS, counts, 0.25) == pytest.approx(0.1)
-    assert quantile(BOUNDS, counts, 0.875) == pytest.approx(0.3)
-
-
-def test_a_quantile_beyond_the_last_bound_is_that_bound():
-    assert quantile(BOUNDS, (0, 0, 1, 10), 0.95) == 0.4
-
-
-@pytest.mark.parametrize("counts", [(), (0, 0, 0, 0), (0, 0, 0, math.nan)])
-def test_without_observations_there_is_no_quantile(counts):
-    assert math.isnan(quantile(BOUNDS if counts else (), counts, 0.95))
+from scoring.canary import Counts, Mean, at_most, failures, increase, level, mean_of, times_longer
 
 
 def test_fishers_exact_test_by_hand():

@@ -48,6 +48,8 @@ from typing import Final
 
 SHOWN_NAMES: Final = 30
 """At most, in a hint: lm-eval alone has thousands of tasks."""
+SHOWN_CHARACTERS: Final = 16_000
+"""At most, of a message: a name in a model's file may have megabytes."""
 
 
 class SlipwayError(Exception):
@@ -60,21 +62,34 @@ class SlipwayError(Exception):
             cls.exit_code = exit_code
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(_shown(message))
+        self.hint = _shown(hint)
 
     def render(self) -> str:
         """Compose the lines that the user sees: ``error: …`` and, if there is a hint, the hint indented below."""
         return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
+def _shown(text: str) -> str:
+    """Write what a terminal would obey, such as an escape in a tensor's name, as Python does."""
+    cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in cut
+    )
+
+
 class ConfigError(SlipwayError, exit_code=2):
+    mistakes: Sequence[str] = ()
+    """Each of several, without where it is."""
+
     @classmethod
     def of_many(cls, mistakes: Sequence[str], where: str) -> ConfigError:
         """One error that shows every mistake on its own line."""
         count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         lines = "".join(f"\n    {line}" for line in mistakes)
-        return cls(f"{count} in {where}{lines}", hint="every field and its default: configs/defaults.yaml")
+        error = cls(f"{count} in {where}{lines}", hint="every field and its default: configs/defaults.yaml")
+        error.mistakes = mistakes
+        return error
 
 
 class UnknownName(ConfigError):

@@ -65,38 +65,18 @@ class Quantizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """What vLLM computes a quantized linear layer with."""
-
-    cpu_operator: str
-    """The operator of vLLM's CPU build."""
-    choose_on_gpu: Callable[[], object]
-    """Lets vLLM choose its kernel on a GPU. Raises: ValueError: it has none."""
-    avx512: bool = False
-    """Whether the operator needs a processor with AVX-512."""
-    lora_amx: bool = False
-    """Whether vLLM computes LoRA adapters of such a layer, without a GPU, only on a processor with AMX."""
-    experts_amx: bool = False
-    """Whether vLLM computes experts in this format only on a processor with AMX."""
-
-
-@dataclass(frozen=True)
 class Format:
     """How a variant is stored, made and served."""
 
     storage: Storage
     quantizer: Quantizer
-    kernel: Kernel | None = None
-    """The kernel for its linear layers; None if vLLM serves it wherever it runs."""
+    configuration: Callable[[int], Mapping[str, Any]] | None = None
+    """Returns ``quantization_config`` of a checkpoint with this ``optimize.group_size``, by which vLLM is asked for its
+    kernels. None for 16 bit."""
     only_16_bit: bool = False
     """Whether vLLM computes its layers in 16 bit only, and not in float32."""
-    scheme: str = ""
-    """Its preset in compressed-tensors, if vLLM is asked for its kernels as of a published checkpoint."""
     environment: str = ""
     """The environment of its own in which it is made (``stages.parts.machine.environment``); empty for this one."""
-    choose_for_experts: Callable[[Any], Any] | None = None
-    """Lets vLLM choose its backend and kernel for the experts that a ``FusedMoEConfig`` of vLLM's describes. Raises
-    NotImplementedError if it has none. None if it need not be asked."""
 
 
 class Formats(UserDict[str, Any]):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +43,15 @@ TERMINATION_BYTES: Final = 4096
 """Kubernetes cuts a longer termination message."""
 
 Result = Literal["done", "reused", "failed", "left out", "not tried"]
+
+
+SECRET: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|USAGE_URL|(API|ACCESS|SIGNING)_?KEY)$")
+"""Names of environment variables that hold a secret."""
+
+
+def without_secrets(variables: Mapping[str, str], kept: str = "(?!)") -> dict[str, str]:
+    """Return the environment for a process that needs no secret but those whose names begin with the pattern *kept*."""
+    return {name: value for name, value in variables.items() if re.match(kept, name) or not SECRET.search(name)}
 
 
 def version() -> str:

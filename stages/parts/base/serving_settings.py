@@ -22,7 +22,12 @@ AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,62}$")]
 """The name of a directory and, for clients, of a model."""
 
 
+HostPort = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[\w.-]+):([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3})$")]
 RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+
+
+EngineVersion = Annotated[str, Field(pattern=r"^\d+(\.\d+)+[a-z0-9.]*$", max_length=32)]
+"""A version of vLLM, as the package index has it."""
 
 
 class Speculation(Settings):
@@ -50,6 +55,8 @@ class Recipe(Settings):
     speculation: Speculation | None = None
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
+    extra_arguments: tuple[str, ...] | None = None
+    engine_version: EngineVersion | None = None
     tensor_parallel_size: Positive | None = None
     """GPUs per replica. The load is in proportion, and throughput and cost are those of as many GPUs as without it."""
 
@@ -64,6 +71,15 @@ class Recipe(Settings):
         if not self.changes:
             raise ValueError("it changes no setting")
         return self
+
+
+class EngineSettings(Settings):
+    """The engine under which ``slipway requalify`` tries the release in production."""
+
+    version: EngineVersion | None = None
+    """vLLM's, in an environment of its own. None: the installed one."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of ``vllm serve``, beside ``serving.extra_arguments``."""
 
 
 class ReferenceServing(Settings):
@@ -109,7 +125,7 @@ class AskedServing(Settings):
     """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
     startup_timeout_s: Positive | Literal["auto"] = "auto"
     """A server that is not ready after this time is stopped, and the variant fails. auto: what compiling takes, and
-    reading the weights from a slow volume; at least 900."""
+    reading the weights from a slow volume; at least 900. For a release, by the start that was measured."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """How keys and values are stored (``--kv-cache-dtype``). auto: in the served type. The others in 8 bit take half of
     the memory and change answers a little."""
@@ -160,12 +176,19 @@ class AskedServing(Settings):
     """The certificate's key, a PEM file without a password."""
     plain_http: bool = False
     """True: without a certificate, serve on an address that other machines reach all the same."""
+    shared_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """The port of one more address, at which all models of the store on this machine are reached: the model that a
+    request names decides. It has this ``host`` and this certificate. All models of a store that set it have the same.
+    None: each model only has its own address."""
+    metrics_address: HostPort | None = None
+    """An address, such as 127.0.0.1:9400, at which Prometheus reads vLLM's own metrics of all servers of the store on
+    this machine, without a key and without TLS. All models of a store that set it have the same. None: nowhere."""
     signing: Literal["off", "warn", "require"] = "off"
-    """Whether releases must be signed on one machine. They are verified each time before a server loads one, which
-    reads all of it once more. require: one that is not signed with the key is not served. warn: it is, with a line in
-    the log."""
+    """Whether releases must be signed. They are verified each time before a server loads one, which reads all of it
+    once more. require: one that is not signed with the key is not served. warn: it is, with a line in the log."""
     verification_key: AbsolutePath | None = None
-    """A PEM file on this machine, outside of the store: the public key of those who may sign releases."""
+    """A PEM file on this machine, outside of the store: the public key of those who may sign releases. On a cluster it
+    is read by ``slipway install``, which makes a ConfigMap of it."""
 
     @model_validator(mode="after")
     def _keys_where_needed(self) -> Self:
@@ -201,6 +224,8 @@ class Serving(AskedServing):
     tensor_parallel_size: Positive = 1
     startup_timeout_s: Positive = 900
     max_queued_tokens: Positive | None = None
+    engine_version: EngineVersion | Literal[""] = Field(default="", exclude_if=lambda value: not value)
+    """On one machine, the version of vLLM that serves; empty: the one that is installed."""
     reference: ReferenceServing | None = Field(default=None, exclude_if=lambda value: value is None)
     """None if the reference is served as the variants are."""
     production: ProductionServing | None = Field(default=None, exclude_if=lambda value: value is None)

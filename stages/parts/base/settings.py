@@ -6,7 +6,6 @@ The defaults are in the models and in ``configs/defaults.yaml``, which a person 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar
@@ -14,10 +13,13 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.store import from_json
 
 CONFIGS: Final = Path(__file__).parents[3] / "configs"
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 SHOWN_VALUE_CHARACTERS: Final = 60
+MOST_VALUES: Final = 1_000_000
+"""In a YAML file."""
 Positive = Annotated[int, Field(gt=0)]
 Percent = Annotated[int, Field(gt=0, le=100)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -44,7 +46,7 @@ def parse(model: type[SettingsT], data: Mapping[str, Any], where: str) -> Settin
 def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
     """Like ``parse``, from the JSON text of a flag, which has to be an object."""
     try:
-        data = json.loads(text)
+        data = from_json(text)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -54,19 +56,39 @@ def parse_json(model: type[SettingsT], text: str, where: str) -> SettingsT:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; ConfigError if the file is missing, unreadable, not YAML, or not a mapping."""
-    import yaml
-
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = from_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold fields with values, not a {type(data).__name__}")
     return data
+
+
+def from_yaml(text: str) -> Any:
+    """Parse YAML. Raises: ValueError, also for what PyYAML fails at, and for what aliases make too large."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+        size = _size(value, {})
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if size > MOST_VALUES:
+        raise ValueError(f"its aliases make more than {MOST_VALUES} values of it")
+    return value
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Count the values in *value*, those of an alias each time, and characters by the hundred."""
+    if isinstance(value, dict | list | tuple) and id(value) not in known:
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(each, known) for each in inner)
+    return known.get(id(value)) or 1 + len(str(value)) // 100
 
 
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:

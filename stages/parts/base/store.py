@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,14 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def from_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises: ValueError, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def digest_of(value: Any) -> str:
     """Compute the sha256 (hexadecimal) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
@@ -83,6 +92,16 @@ def sha256_of(path: Path) -> str:
     """Compute the sha256 (hexadecimal) of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_in(*places: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield each file and symbolic link at or below *places*, in order, with its own status. Links are not followed;
+    what vanishes meanwhile is left out."""
+    for place in places:
+        for path in [place] if place.is_symlink() else [place, *sorted(place.rglob("*"))]:
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISDIR((status := path.lstat()).st_mode):
+                    yield path, status
 
 
 def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> None:
@@ -186,7 +205,7 @@ class ModelStore:
     def optimized(self, candidate: str) -> Path:
         """Locate the weights of a variant, which all candidates of it share; those of the release in production are
         the release's own."""
-        if candidate == PRODUCTION and self.production.is_symlink():
+        if variant_of(candidate) == PRODUCTION and self.production.is_symlink():
             return self.path / self.production.readlink()
         return self.path / "optimized" / variant_of(candidate)
 

@@ -205,9 +205,11 @@ class Cluster:
                 raise refusal(event["object"].get("code", 500), event["object"], self.address)
             yield event["type"], event["object"]
 
-    def logs(self, pod: str, namespace: str | None = None, *, follow: bool = False) -> Iterator[str]:
-        """Yield the log of a pod's main container, line by line; raise Absent if the pod is gone."""
-        query = {"container": "main", "follow": "true" if follow else ""}
+    def logs(
+        self, pod: str, namespace: str | None = None, *, follow: bool = False, container: str = "main"
+    ) -> Iterator[str]:
+        """Yield the log of a pod's container, line by line; raise Absent if the pod is gone."""
+        query = {"container": container, "follow": "true" if follow else ""}
         for line in self.lines(f"{PODS.path(namespace or self.namespace, pod)}/log", query):
             yield line.decode(errors="replace") + "\n"
 

@@ -27,6 +27,7 @@ class Kind:
 
 
 PODS: Final = Kind("v1", "Pod", "pods")
+SERVICES: Final = Kind("v1", "Service", "services")
 CONFIG_MAPS: Final = Kind("v1", "ConfigMap", "configmaps")
 SECRETS: Final = Kind("v1", "Secret", "secrets")
 CLAIMS: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
@@ -47,6 +48,7 @@ PROVIDERS: Final = {
     "serving.kserve.io": "KServe 0.21 or newer",
     "serving.knative.dev": "Knative Serving",
     "gateway.networking.k8s.io": "the Gateway API's CRDs",
+    "aigateway.envoyproxy.io": "Envoy AI Gateway 1.1 or newer",
     "gateway.envoyproxy.io": "Envoy Gateway 1.9 or newer",
     "inference.networking.k8s.io": "the Gateway API Inference Extension's CRDs, and a gateway that knows them",
     "cert-manager.io": "cert-manager",

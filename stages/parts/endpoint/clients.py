@@ -33,7 +33,28 @@ OWN: Final = "slipway"
 UNATTRIBUTED: Final = "unattributed"
 """The client of tokens that vLLM has counted and no request reports."""
 NAME: Final = r"^[a-z0-9]([a-z0-9._-]{0,62})$"
+VALUE: Final = r"^[A-Za-z0-9._:@/|+=-]{1,256}$"
+"""What stands unquoted in headers and in Lua."""
 Limit = Annotated[int, Field(ge=1)]
+
+
+class TokenPrice(Record):
+    """What a million tokens cost."""
+
+    prompt: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class TokenPrices(Record):
+    """What clients pay for tokens, in the platform's currency."""
+
+    default: TokenPrice
+    """Of models, and of adapters, that have none of their own."""
+    models: dict[Annotated[str, Field(pattern=VALUE)], TokenPrice] = Field(default={})
+
+    def cost(self, model: str, prompt_tokens: int, output_tokens: int) -> float:
+        price = self.models.get(model, self.default)
+        return (prompt_tokens * price.prompt + output_tokens * price.output) / 1e6
 
 
 class Allowed(Record):

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import hmac
-import json
 import math
 import os
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -29,14 +29,19 @@ from starlette.types import Receive, Scope, Send
 
 from stages.parts.base.errors import DamagedModel
 from stages.parts.base.log import say
+from stages.parts.base.store import from_json
 from stages.parts.endpoint.access_log import LoggedRequest, LogReader
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Clients, hash_of, read_clients, unlimited
+from stages.parts.endpoint.routing import OFFERED, SHARED_HEADER
 from stages.parts.endpoint.sides import SESSION_HEADER, SIDE_HEADER, side
 
 CLIENT_HEADER: Final = "x-slipway-client"
 """Tells Envoy the client's name, for its log."""
 MODEL_HEADER: Final = "x-slipway-model"
 """Tells Envoy to ask once more, at the path of this name, with the request's body, which names the model."""
+UNDER_WAY: Final = "/x-slipway-under-way"
+"""Where the door's socket says how many requests each client has under way. Envoy does not ask there."""
+NO_SUCH_MODEL: Final = "there is no model of this name, or you may not use it"
 REMOVE_HEADER: Final = "x-envoy-auth-headers-to-remove"
 """Tells Envoy what not to forward: the key."""
 PRIORITY_HEADER: Final = "x-vllm-priority"
@@ -50,7 +55,7 @@ LOG_LAG_S: Final = 0.2
 """The longest time after an answer has ended until it is in the log."""
 REMEMBERED: Final = 10_000
 START_TIMEOUT_S: Final = 10.0
-CODES: Final = {401: "invalid_api_key", 403: "model_not_allowed", 429: "rate_limit_exceeded"}
+CODES: Final = {401: "invalid_api_key", 403: "model_not_allowed", 404: "model_not_found", 429: "rate_limit_exceeded"}
 KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -81,7 +86,8 @@ class DoorAnswer:
             headers["www-authenticate"] = "Bearer"
         if self.status == 429:
             headers["retry-after"] = str(max(1, math.ceil(self.wait_s)))
-        error = {"message": self.message, "type": KINDS[self.status], "param": None, "code": CODES[self.status]}
+        kind, code = KINDS.get(self.status, "invalid_request_error"), CODES.get(self.status)
+        error = {"message": self.message, "type": kind, "param": None, "code": code}
         return JSONResponse({"error": error}, self.status, headers)
 
 
@@ -127,6 +133,8 @@ class Door:
         self.model = model
         self.adapters: frozenset[str] = frozenset()
         """Names under which LoRA adapters are served beside the model."""
+        self.shared: Iterable[str] | None = None
+        """The names of all models, if it is the door of the address that they share."""
         self._file, self._root = root / FILE, root
         self._default = unlimited(DEFAULT, key) if key else None
         self._seen: tuple[int, int] | None = None
@@ -134,7 +142,7 @@ class Door:
         self._guarded = bool(key)
         """There is a key, or there were clients: without their file nobody is let in, instead of everybody."""
         self._use: dict[str, ClientUse] = {}
-        self._under_way: dict[str, str] = {}
+        self.under_way: dict[str, str] = {}
         """The client of each request that was let in, by the id that Envoy gave it."""
         self._ended: dict[str, None] = {}
         """The ids of the last requests that have ended, in order."""
@@ -153,7 +161,7 @@ class Door:
         use.requests.add(1, now)
         if request not in self._ended:  # a client may be gone before it is let in
             use.at_once += 1
-            self._under_way[request] = client.name
+            self.under_way[request] = client.name
         limited = bool(client.models and self.adapters)
         return DoorAnswer(200, client.name, priority=client.priority, limited=limited)
 
@@ -161,19 +169,35 @@ class Door:
         """Decide on the model that the request of a ``limited`` client names; without a name it is the endpoint's."""
         models = next((client.models for client in self._by_hash.values() if client.name == name), ())
         try:  # as vLLM reads it
-            model = (json.loads(body).get("model") or self.model) if body else None
+            model = (from_json(body).get("model") or self.model) if body else None
         except (ValueError, AttributeError):
             model = "what is not a JSON object"
         if model is None or model in models:
             return DoorAnswer(200, name)
         return DoorAnswer(403, name, f"{name} may not ask {model}")
 
+    def answer_shared(self, method: str, authorization: str, body: bytes) -> Response:
+        """Answer at the address that all models share what no endpoint does: which models there are for a client, and
+        what names none of them."""
+        if (client := self._client(authorization)) is None:
+            return self.decide(authorization, "", 0.0).response()
+        names = [name for name in self.shared or () if not client.models or name in client.models]
+        if method == "GET":
+            entry = {"object": "model", "created": int(time.time()), "owned_by": "slipway"}
+            return JSONResponse({"object": "list", "data": [{"id": name} | entry for name in names]})
+        try:
+            close = difflib.get_close_matches(from_json(body)["model"], names, n=1)
+        except (ValueError, LookupError, TypeError):
+            return DoorAnswer(400, message="the request is not a JSON object that names a model").response()
+        message = NO_SUCH_MODEL + "".join(f"; did you mean {name!r}?" for name in close)
+        return DoorAnswer(404, message=message).response()
+
     def note(self, request: LoggedRequest, now: float) -> None:
         """Count what the log says of a request that has ended."""
         self._ended[request.id] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        if (name := self._under_way.pop(request.id, None)) is not None:
+        if (name := self.under_way.pop(request.id, None)) is not None:
             use = self._use[name]
             use.at_once -= 1
             if tokens := (request.prompt_tokens or 0) + (request.output_tokens or 0):
@@ -181,7 +205,7 @@ class Door:
 
     @property
     def busy(self) -> bool:
-        return bool(self._under_way)
+        return bool(self.under_way)
 
     def _client(self, authorization: str) -> Client | None:
         self._read_again()
@@ -235,16 +259,27 @@ class _Service:
         self._door, self._log = door, LogReader(log, at_end=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        if scope["path"].startswith(f"/{MODEL_HEADER}/"):
-            body = await Request(scope, receive).body()
-            await self._door.decide_model(headers.get(CLIENT_HEADER, ""), body).response()(scope, receive, send)
-            return
-        request, session = headers.get("x-request-id", ""), headers.get(SESSION_HEADER, "")
-        body = b"" if session else await Request(scope, receive).body()  # Envoy sends it while it matters
-        answer = await self._answer(headers.get("authorization", ""), request)
-        answer = replace(answer, side=side(answer.client, session, body, request))
-        await answer.response()(scope, receive, send)
+        await (await self._respond(scope, receive))(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive) -> Response:
+        headers, path = Headers(scope=scope), scope["raw_path"].decode("latin-1")
+        authorization = headers.get("authorization", "")
+        if self._door.shared is not None:  # this one is asked whatever names no model
+            if OFFERED.get(path) != scope["method"]:
+                return Response(status_code=404)
+            return self._door.answer_shared(scope["method"], authorization, await Request(scope, receive).body())
+        if path == UNDER_WAY:
+            return JSONResponse(Counter(self._door.under_way.values()))
+        if path.startswith(f"/{MODEL_HEADER}/"):
+            answer = self._door.decide_model(headers.get(CLIENT_HEADER, ""), await Request(scope, receive).body())
+        else:
+            request, session = headers.get("x-request-id", ""), headers.get(SESSION_HEADER, "")
+            body = b"" if session else await Request(scope, receive).body()  # Envoy sends it while it matters
+            answer = await self._answer(authorization, request)
+            answer = replace(answer, side=side(answer.client, session, body, request))
+        if answer.status == 403 and SHARED_HEADER in headers:
+            answer = replace(answer, status=404, message=NO_SUCH_MODEL)
+        return answer.response()
 
     async def _answer(self, authorization: str, request: str) -> DoorAnswer:
         deadline = time.monotonic() + LOG_LAG_S

@@ -171,7 +171,8 @@ def start(
     failure = store.path / SERVERS / program.FAILURE
     failure.unlink(missing_ok=True)
     command = [sys.executable, "-m", "stages.serve", "--foreground", "--resume", "--model", source]
-    variables = {**os.environ, STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
+    variables = program.without_secrets(os.environ, f"PG|{API_KEY_VARIABLE}")
+    variables |= {STORE_VARIABLE: str(store.root), program.OUTPUTS_VARIABLE: str(failure.parent)}
     variables.pop(program.RUN_VARIABLE, None)  # the run ends before the endpoint does
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -228,14 +229,19 @@ def stop(store: ModelStore) -> bool:
 
 def supervisor(store: ModelStore) -> int | None:
     """Find the process that holds the endpoint's lock; None if none does."""
+    return holder(store.lock(LOCK))
+
+
+def holder(lock: Path) -> int | None:
+    """Find the process that holds a lock and has written its id into it; None if none does."""
     try:
-        with store.lock(LOCK).open() as file:
+        with lock.open() as file:
             # A shared lock: two readers at a time must not take each other for the supervisor.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except BlockingIOError:
-        text = store.lock(LOCK).read_text()
+        text = lock.read_text()
         return int(text) if text.isdigit() else None
     return None
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import threading
 import time
 from collections import Counter, defaultdict
@@ -23,11 +25,12 @@ import httpx
 import yaml
 
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
+from stages.parts.base.program import without_secrets
 from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, usage
 from stages.parts.endpoint.clients import OWN
 from stages.parts.endpoint.door import CLIENT_HEADER, MODEL_HEADER, PRIORITY_HEADER, Door, answering, short_path
-from stages.parts.endpoint.routing import COPIES, HEALTH, OFFERED, Routing, names_of
+from stages.parts.endpoint.routing import COPIES, HEALTH, OFFERED, SHARED_HEADER, Routing, names_of
 from stages.parts.endpoint.sides import MOST_BODY_BYTES, SESSION_HEADER, SIDE_HEADER, SIDES
 from stages.parts.endpoint.tls import SECRET_FILE, Tls
 from stages.parts.machine.process import Contained
@@ -53,6 +56,7 @@ ROUTES_FILE: Final = "routes.json"
 ADMIN_SOCKET: Final = "admin.sock"
 DOOR_SOCKET: Final = "door.sock"
 COPIES_SOCKET: Final = "copies.sock"
+SHARED_SOCKET: Final = "shared.sock"
 MOST_COPIES: Final = 32
 """Copies at a time; a request beyond that is not copied. A canary that hangs holds no more, and each for no longer than
 ``COPY_IDLE_S`` without a byte."""
@@ -61,6 +65,16 @@ COPY_BYTES: Final = 8 << 20
 COPY_IDLE_S: Final = 60
 EJECTED_AFTER: Final = 5
 """Errors in a row after which a replica gets no requests for some time."""
+USAGE: Final = {
+    "model": ("model", "response.model"),
+    "prompt_tokens": ("usage.prompt_tokens", "usage.input_tokens", "response.usage.input_tokens"),
+    "output_tokens": ("usage.completion_tokens", "usage.output_tokens", "response.usage.output_tokens"),
+    "cached_tokens": (
+        *("usage.prompt_tokens_details.cached_tokens", "usage.input_tokens_details.cached_tokens"),
+        "response.usage.input_tokens_details.cached_tokens",
+    ),
+}
+"""Where an answer says what it used: that of a completion, of a response, and the end of a response's stream."""
 SHARED: Final = {
     "admin_socket": ADMIN_SOCKET,
     "access_log": access_log.NAME,
@@ -88,23 +102,33 @@ SHARED: Final = {
     "routes_file": ROUTES_FILE,
     "secret_file": SECRET_FILE,
     "session_header": SESSION_HEADER,
+    "shared_header": SHARED_HEADER,
+    "shared_socket": SHARED_SOCKET,
     "side_header": SIDE_HEADER,
     "sides": SIDES,
+    "usage_rules": [
+        {
+            "selectors": [{"key": key} for key in place.split(".")],
+            "on_present": {"metadata_namespace": "slipway", "key": name},
+        }
+        for name, places in USAGE.items()
+        for place in places
+    ],
 }
 """What all templates may name."""
 
 
 class Admin:
-    """The administration interface of the Envoy whose files are in *folder*: a socket file that only its user can open.
-    Each call raises TransientError if it does not answer."""
+    """The administration interface of the Envoy whose files are in *folder*: a socket file that only its user can open,
+    or that of its door. Each call raises TransientError if it does not answer."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, name: str = ADMIN_SOCKET) -> None:
+        self._socket = folder / name
 
     def ask(self, method: Literal["GET", "POST"], path: str) -> httpx.Response:
         try:
             with (
-                short_path(self._folder / ADMIN_SOCKET) as address,
+                short_path(self._socket) as address,
                 httpx.Client(transport=httpx.HTTPTransport(uds=address), timeout=ADMIN_TIMEOUT_S) as client,
             ):
                 return client.request(method, f"http://envoy{path}").raise_for_status()
@@ -150,7 +174,8 @@ class Proxy:
         former, self._applied = self._applied, None  # unknown until the end
         if former is None or list(former.clusters()) != list(routing.clusters()):
             self._replace(CLUSTERS_FILE, routing)
-        if former is None or (former.weights, former.copied) != (routing.weights, routing.copied):
+        shares = (routing.weights, routing.copied, routing.models)
+        if former is None or (former.weights, former.copied, former.models) != shares:
             self._replace(ROUTES_FILE, routing)
         self._applied = routing
 
@@ -209,16 +234,17 @@ class Proxy:
 
 
 def _write(folder: Path, name: str, routing: Routing, version: str) -> None:
-    write_json(folder / name, rendered(Path(name).stem, version=version, routing=routing))
+    template = "shared_routes" if name == ROUTES_FILE and routing.models is not None else Path(name).stem
+    write_json(folder / name, rendered(template, version=version, routing=routing))
 
 
 @contextlib.contextmanager
 def proxying(
     address: tuple[str, int], routing: Routing, door: Door, *, folder: Path, log: Path, tls: Tls | None = None
 ) -> Iterator[Proxy]:
-    """Envoy at *address* (an IP address and a port), from its first answer until the block is left in whatever way. The
-    *door* decides who may ask. Without *tls*, plain HTTP is served. Raises ConfigError if Envoy is not installed,
-    ServerFailed if it did not start."""
+    """Envoy at *address* (a host and a port), from its first answer until the block is left in whatever way. The *door*
+    decides who may ask. Without *tls*, plain HTTP is served. Raises ConfigError if Envoy is not installed, ServerFailed
+    if it did not start."""
     try:
         import envoy
     except ImportError as error:
@@ -227,8 +253,10 @@ def proxying(
     folder = folder.resolve()
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
     usage.rotate(folder, 0)  # its last line is not whole if Envoy was killed
-    values = {"folder": str(folder), "model": door.model, "tls": tls is not None}
-    write_json(folder / BOOTSTRAP_FILE, rendered("envoy", address=address[0], port=address[1], **values))
+    values = {"folder": str(folder), "model": door.model, "tls": tls is not None, "shared": door.shared is not None}
+    # Envoy listens on addresses, not names.
+    ip = socket.getaddrinfo(address[0], None, type=socket.SOCK_STREAM)[0][4][0]
+    write_json(folder / BOOTSTRAP_FILE, rendered("envoy", address=ip, port=address[1], **values))
     for name in (CLUSTERS_FILE, ROUTES_FILE):
         _write(folder, name, routing, "0")
     if tls:
@@ -241,7 +269,7 @@ def proxying(
     with (
         answering(door, folder / DOOR_SOCKET, folder / access_log.NAME) as answers,
         log.open("ab") as output,
-        Contained(command, output=output, directory=folder) as process,
+        Contained(command, output=output, directory=folder, environment=without_secrets(os.environ)) as process,
     ):
         proxy = Proxy(folder, process, answers, log, tls)
         late = f"Envoy was not ready after {START_TIMEOUT_S:.0f} s"

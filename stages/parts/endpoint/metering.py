@@ -8,6 +8,7 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,8 @@ from stages.parts.vllm.prometheus import read_tokens
 
 INTERVAL_S: Final = 5.0
 LAST_TIMEOUT_S: Final = 10.0
+REOPEN: Final = "/reopen_logs"
+"""Where Envoy's administration interface is asked to open another file."""
 
 
 class Meter:
@@ -98,12 +101,30 @@ def _used(response: httpx.Response) -> dict[str, int]:
     return used
 
 
+def import_lines(
+    root: Path, url: str, folder: Path, reopen: Callable[[], object], complete: usage.Complete = usage.unchanged
+) -> str:
+    """Take into the database of *root* or at *url* what there is in *folder*, and let Envoy *reopen* its log once that
+    is long. Returns why that was not possible; empty if it was."""
+    try:
+        with opened(root, url) as database:
+            usage.take_in(database, folder, remove=True, complete=complete)
+    except (OSError, SlipwayError) as error:
+        return str(error)
+    finally:
+        with contextlib.suppress(OSError, httpx.HTTPError, TransientError):
+            if usage.rotate(folder):
+                reopen()
+    return ""
+
+
 class UsageImporter:
     """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
     does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files."""
 
     def __init__(self, store: ModelStore, url: str) -> None:
         self._store, self._url, self._folder = store, url, store.path / SERVERS
+        self._reopen = functools.partial(Admin(self._folder).ask, "POST", REOPEN)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_importing, name="usage", daemon=True)
         self._thread.start()
@@ -117,19 +138,6 @@ class UsageImporter:
         problem, stopping = "", False
         while not stopping:
             stopping = self._stop.wait(INTERVAL_S)
-            former, problem = problem, self._import()
+            former, problem = problem, import_lines(self._store.root, self._url, self._folder, self._reopen)
             if problem not in ("", former):
                 say(f"the usage is not taken in at the moment: {problem}")
-
-    def _import(self) -> str:
-        """Take in what there is. Returns why that was not possible; empty if it was."""
-        try:
-            with opened(self._store.root, self._url) as database:
-                usage.take_in(database, self._folder, remove=True)
-        except (OSError, SlipwayError) as error:
-            return str(error)
-        finally:
-            with contextlib.suppress(OSError, TransientError):
-                if usage.rotate(self._folder):
-                    Admin(self._folder).ask("POST", "/reopen_logs")
-        return ""

@@ -26,6 +26,8 @@ OFFERED: Final = {
 """The method of each path that is offered, on one machine and on a cluster: what vLLM answers for a model that
 generates text. vLLM has more: routes that generate without a key (``/invocations``), and routes that reveal what
 clients do (``/metrics``, ``/load``)."""
+SHARED_HEADER: Final = "x-slipway-shared"
+"""Tells a door that a request came by the address that all models share, where nobody learns of others' models."""
 SESSIONS: Final = "-sessions"
 COPIES: Final = "copies"
 """The cluster that answers copies of requests: the canary's servers, and nothing that replaces them."""
@@ -94,6 +96,8 @@ class Routing:
     copied: int = 0
     """Share of new requests of which the servers in ``copies`` get copies, in %."""
     copies: tuple[Backend, ...] = ()
+    models: Mapping[str, str] | None = None
+    """At the address that all models share: which one answers to each name. ``orders`` has their endpoints."""
 
     @property
     def has_sides(self) -> bool:

@@ -48,7 +48,7 @@ def first_messages(body: str) -> str:
     while (between := BETWEEN.match(body, place)) and not body.startswith("]", place := between.end()):
         try:
             message, place = DECODER.raw_decode(body, place)
-        except ValueError:
+        except (ValueError, RecursionError):
             return contents + body[place:]
         alone = not isinstance(message, dict)  # a string is what the user says
         contents += json.dumps(message if alone else message.get("content"))

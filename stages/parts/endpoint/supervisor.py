@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from stages.parts.endpoint.endpoint import DRAIN_S, LOG, RECORD, SERVERS, WANTED
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
+from stages.parts.endpoint.shared import SharedProcess
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.model.adapter import adapters_in
@@ -65,7 +65,7 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
     Raises:
         ConfigError: its certificate or the usage database's URL can't be used, or it would be plain HTTP for other
             machines.
-        PortInUse: something else listens on ``serving.port``; nothing was started.
+        Conflict, PortInUse: as ``SharedProcess``, or something else listens on ``serving.port``; nothing was started.
         ServerFailed: the stable release did not come up the first time, or crashed too often in a row, and no
             standby is up.
     """
@@ -92,6 +92,7 @@ class _Supervisor:
     def __init__(self, store: ModelStore, serving: AskedServing, policy: RestartPolicy, port: int) -> None:
         self._store, self._serving, self._policy, self._port = store, serving, policy, port
         self._tls = tls_of(serving)
+        self._shared = SharedProcess(store.root, serving, policy)
         self._door = Door(store.root, store.model, api_key())
         self._balance = Balance(serving.replicas, serving.affinity, serving.request_timeout_s)
         self._servers: dict[str, list[SupervisedServer]] = {}
@@ -122,6 +123,7 @@ class _Supervisor:
             raise error
         if self._proxy is None and not all(server.started for server in stable) and not self.serving:
             return
+        self._shared.keep()
         if self._route(routing(up, up, wanted, self._balance)):
             self._retire(wanted)
             self._report(wanted)
@@ -181,10 +183,8 @@ class _Supervisor:
                     say(f"{error}; serving with the one before")
                 self._proxy.apply(wanted)
             else:
-                # Envoy listens on addresses, not names.
-                address = socket.getaddrinfo(self._serving.host, None, type=socket.SOCK_STREAM)[0][4][0]
                 proxy = proxying(
-                    (str(address), self._port),
+                    (self._serving.host, self._port),
                     wanted,
                     self._door,
                     folder=self._store.path / SERVERS,
@@ -244,6 +244,8 @@ class _Supervisor:
         record.write(self._store.path / RECORD)
         if self._reported is None:
             say(f"serving {record.release} as {record.model!r} on {record.url}/v1")
+            if port := self._serving.shared_port:
+                say(f"and with all models of this store on port {port}")
         elif any(
             getattr(record, field) != getattr(self._reported, field)
             for field in ("release", "canary", "percent", "copied")

@@ -14,15 +14,16 @@ import hashlib
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from scoring.percentiles import p95
 from stages.parts.base.store import Record, exclusive, write_text
 from stages.parts.endpoint import access_log
-from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
+from stages.parts.endpoint.access_log import LoggedRequest
+from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED, TokenPrices
 from stages.parts.endpoint.database import Database
 from stages.parts.endpoint.routing import OFFERED
 
@@ -34,7 +35,7 @@ ID_FILE: Final = ".endpoint"
 """Beside the folder of the log: the name by which the database knows this endpoint, which no other has."""
 NOT_KEPT: Final = {"answered", "copy_of", "content_type", "server_ttft_us", "server_answer_us"}
 """What the log says of a request beyond its row."""
-GROUPS: Final = ("client", "model", "release", "path", "status")
+GROUPS: Final = ("client", "model", "month", "release", "path", "status")
 LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
 ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
 """Whoever else takes the same file waits until this transaction has ended."""
@@ -53,6 +54,13 @@ FROM counts LEFT JOIN requests ON requests.server = counts.server
     AND requests.at + requests.duration_ms / 1000 <= counts.until
 GROUP BY counts.server, counts.endpoint, counts.model, counts.release, counts.prompt, counts.output"""
 """For each start of a server: what it counted between two readings, less the requests that ended between them."""
+
+
+Complete: TypeAlias = Callable[[LoggedRequest], LoggedRequest]
+
+
+def unchanged(request: LoggedRequest) -> LoggedRequest:
+    return request
 
 
 class Sum(Record):
@@ -103,20 +111,32 @@ class Used(NamedTuple):
     ttft_ms: float | None
     duration_ms: float
 
+    @property
+    def month(self) -> str | None:
+        """In UTC, such as 2026-01."""
+        return None if self.at is None else f"{datetime.fromtimestamp(self.at, UTC):%Y-%m}"
+
     def amount(self, shared_by: Literal["tokens", "time"]) -> float:
         if shared_by == "time":
             return self.duration_ms
         return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
 
-def take_in(database: Database, folder: Path, *, remove: bool = False) -> int:
-    """Take in what was written to *folder* since the last time. Returns the number of lines. *remove* files that are
-    finished once they were read: for the endpoint's supervisor alone, which knows into which database they go."""
+def take_in(
+    database: Database,
+    folder: Path,
+    *,
+    remove: bool = False,
+    complete: Complete = unchanged,
+) -> int:
+    """Take in what was written to *folder* since the last time, each request as *complete* returns it. Returns the
+    number of lines. *remove* files that are finished once they were read: for whoever alone knows into which database
+    they go, such as the endpoint's supervisor."""
     count, current = 0, folder / access_log.NAME
     paths = access_log.files(folder)
     finished = current.exists()  # before reading: Envoy writes nothing more to a file once it has opened the next
     for path in paths:
-        while lines := _take_file(database, path):
+        while lines := _take_file(database, path, complete):
             count += lines
         if remove and finished and path != current:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -135,24 +155,33 @@ def rotate(folder: Path, limit: int = LOG_BYTES) -> bool:
     return not current.exists()
 
 
-def sums(database: Database, since: datetime, by: Sequence[str], price: EndpointPrice | None = None) -> list[Sum]:
+def sums(
+    database: Database, since: datetime, by: Sequence[str], price: EndpointPrice | TokenPrices | None = None
+) -> list[Sum]:
     """Sum up the requests since then by groups of ``GROUPS``, those with the most tokens first.
 
-    With the tokens of ``UNATTRIBUTED``, all groups together have what vLLM has counted. With a price, each endpoint,
+    With the tokens of ``UNATTRIBUTED``, all groups together have what vLLM has counted. With an endpoint's price, each,
     which is one model on one machine, is charged for its own hours, and those who used it share them.
     """
     fields = ", ".join(Used._fields)
     requests = database.execute(f"SELECT {fields} FROM requests WHERE at >= ?", [since.timestamp()])  # noqa: S608
     rows = [*map(Used._make, requests), *_unattributed(database, since)]
-    rates = _rates(rows, price) if price else {}
+    cost_of = _cost_of(rows, price) if price else None
     groups: dict[tuple[Any, ...], list[Used]] = defaultdict(list)
     for row in rows:
         groups[tuple(getattr(row, name) for name in by)].append(row)
     totals = []
     for group, members in groups.items():
-        cost = sum(rates[row.endpoint or row.model] * row.amount(price.shared_by) for row in members) if price else None
+        cost = sum(map(cost_of, members)) if cost_of else None
         totals.append(_sum(dict(zip(by, group, strict=True)), members, cost))
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
+
+
+def _cost_of(rows: Sequence[Used], price: EndpointPrice | TokenPrices) -> Callable[[Used], float]:
+    if isinstance(price, TokenPrices):
+        return lambda row: price.cost(row.model, row.prompt_tokens or 0, row.output_tokens or 0)
+    rates = _rates(rows, price)
+    return lambda row: rates[row.endpoint or row.model] * row.amount(price.shared_by)
 
 
 def _rates(rows: Iterable[Used], price: EndpointPrice) -> dict[str, float]:
@@ -198,7 +227,7 @@ def _unattributed(database: Database, since: datetime) -> list[Used]:
     return rows
 
 
-def _take_file(database: Database, path: Path) -> int:
+def _take_file(database: Database, path: Path, complete: Complete) -> int:
     """Take in the next lines of one file, in one transaction. Returns their number; 0 if there is none."""
     try:
         file = path.open("rb")
@@ -219,7 +248,7 @@ def _take_file(database: Database, path: Path) -> int:
             lines = file.read(CHUNK_BYTES).rpartition(b"\n")[0]
             if not lines:
                 return 0
-            _insert(database, lines.split(b"\n"), endpoint)
+            _insert(database, lines.split(b"\n"), endpoint, complete)
             database.execute("UPDATE taken SET bytes = ? WHERE file = ?", [start + len(lines) + 1, key])
             return lines.count(b"\n") + 1
 
@@ -234,14 +263,14 @@ def _endpoint(folder: Path) -> str:
     return path.read_text()
 
 
-def _insert(database: Database, lines: Sequence[bytes], endpoint: str) -> None:
+def _insert(database: Database, lines: Sequence[bytes], endpoint: str, complete: Complete) -> None:
     requests, readings = [], []
     for line in map(access_log.parsed, lines):
         if isinstance(line, access_log.Reading):
             readings.append(line.model_dump() | {"endpoint": endpoint})
         elif line and line.path in OFFERED:
             named = {"client": line.client or NOBODY, "model": line.answered or line.model, "endpoint": endpoint}
-            requests.append(line.model_dump(exclude=NOT_KEPT) | named)
+            requests.append(complete(line).model_dump(exclude=NOT_KEPT) | named)
     database.insert("requests", requests)
     database.insert("counted", readings)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.store import ModelStore
 from stages.parts.model import hub
-from stages.parts.model.checkpoint import parse_object
+from stages.parts.model.checkpoint import content_of, parse_object
 from stages.parts.model.description import Description, local_sizes, tensor_shapes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
@@ -95,7 +95,7 @@ def read_adapter(directory: Path, source: str) -> Adapter:
     """Read the adapter in a directory. Raises UnusableModel if it can't be served, DamagedModel if a file does not
     parse, InvalidName if there is no such directory."""
     check_files(local_sizes(directory), source)
-    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
+    config = parse_object(content_of(directory / CONFIG), CONFIG)
     header = read_header(directory / WEIGHTS)
     return _checked(Adapter(source, config, {name: tensor.shape for name, tensor in header.items()}))
 
@@ -118,7 +118,8 @@ def changed_layers(names: Iterable[str]) -> set[str]:
 
 def max_lora_rank(config: Mapping[str, Any]) -> int:
     """Find the smallest of ``RANKS`` that has room for an adapter's ranks; 0 if none has, or they are not numbers."""
-    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    pattern = config.get("rank_pattern") or {}
+    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else [pattern])]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
         return 0
     return next((rank for rank in RANKS if rank >= max(ranks)), 0)
@@ -170,7 +171,7 @@ def _differences(adapter: Adapter, base: Shapes) -> Iterator[str]:
         if found is None and ".experts" not in module:  # Transformers keeps them in one tensor: vLLM decides
             yield f"there is no layer {module}"
         elif resized and matrix and shape != matrix:
-            yield f"{module} has {shape[0]} tokens, and {matrix[0]} in the model: its vocabulary was changed"
+            yield f"{module} has {(*shape, 0)[0]} tokens, and {matrix[0]} in the model: its vocabulary was changed"
         elif lora and len(shape) == len(matrix) == 2:  # packed weights have other shapes
             turned = adapter.config.get("fan_in_fan_out") or "lora_embedding" in name
             outputs, inputs = reversed(matrix) if turned else matrix

@@ -7,7 +7,6 @@ weights and its config.json are taken; tokenizer, chat template and generation c
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from pydantic import RootModel
 from scoring.names import PRODUCTION
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.formats import FORMATS
-from stages.parts.base.store import Record
+from stages.parts.base.store import Record, from_json
 from stages.parts.model.description import (
     CHAT_FILES,
     Description,
@@ -28,6 +27,7 @@ from stages.parts.model.description import (
     small_files_of,
     text_of,
 )
+from stages.parts.model.safetensors import damaged
 
 VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 """The files that may give tokens their ids, the most exact first."""
@@ -149,8 +149,11 @@ def _different_ids(ours: Path, theirs: Path) -> str:
 
 
 def _ids(tokenizer: Path) -> dict[str, int]:
-    content = json.loads(text_of(tokenizer))
-    vocabulary = content.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, list):  # Unigram: each token with its score
-        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{token["content"]: token["id"] for token in content.get("added_tokens", ())}}
+    try:
+        content = from_json(text_of(tokenizer))
+        vocabulary = content.get("model", {}).get("vocab", {})
+        if isinstance(vocabulary, list):  # Unigram: each token with its score
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        return {**vocabulary, **{token["content"]: token["id"] for token in content.get("added_tokens", ())}}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise damaged(f"{tokenizer.name} is not a tokenizer's") from error

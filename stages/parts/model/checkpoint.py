@@ -6,7 +6,6 @@ This module imports no model library and runs none of the model's own code.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +15,18 @@ from typing import Any, Final
 
 from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel, UnusableModel
-from stages.parts.base.store import safe_relative
+from stages.parts.base.settings import from_yaml
+from stages.parts.base.store import from_json, safe_relative
 from stages.parts.model.published import format_of
-from stages.parts.model.safetensors import damaged, find_not_finite, read_header
+from stages.parts.model.safetensors import LARGEST_SMALL_BYTES, damaged, find_not_finite, read_header
 from stages.parts.model.unservable import NO_PICKLES, SAME_MODEL, refuse_kind, unknown_layout
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CARD: Final = "README.md"
+LONGEST_CARD: Final = 1 << 20
+"""Characters of a model card that are read."""
 SMALL: Final = (
     CONFIG,
     INDEX,
@@ -90,7 +92,7 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
     """
     if INDEX not in paths:
         return [SINGLE]
-    shards = sorted(set(_weight_map(directory).values()))
+    shards = sorted(set(weight_map(content_of(directory / INDEX)).values()))
     missing = [shard for shard in shards if shard not in paths]
     if missing and SINGLE in paths:  # the index was left over beside the whole model
         return [SINGLE]
@@ -133,6 +135,8 @@ def read_config(paths: Collection[str], read: Callable[[str], bytes]) -> dict[st
 def refuse_unservable(config: Mapping[str, Any], paths: Collection[str] = ()) -> None:
     """Refuse, with UnusableModel, a model that config.json or the names of its files show to be of another kind, to
     need its own code, or to be quantized in a way that can't be served."""
+    if not isinstance(config.get("text_config") or {}, Mapping):
+        raise damaged("text_config in config.json is not a JSON object")
     refuse_kind(config, paths)
     _refuse_own_code(config, CONFIG, config)
     format_of(config, paths)
@@ -162,9 +166,9 @@ def check_configuration(directory: Path, paths: Collection[str] = ()) -> str:
         UnusableModel: see ``refuse_unservable``; or its tokenizer needs the model's own code.
         DamagedModel: a file does not parse.
     """
-    config = parse_object((directory / CONFIG).read_bytes(), CONFIG)
+    config = parse_object(content_of(directory / CONFIG), CONFIG)
     if (tokenizer := directory / "tokenizer_config.json").exists():
-        _refuse_own_code(parse_object(tokenizer.read_bytes(), tokenizer.name), tokenizer.name, config)
+        _refuse_own_code(parse_object(content_of(tokenizer), tokenizer.name), tokenizer.name, config)
     refuse_unservable(config, paths)
     return str(config["architectures"][0])
 
@@ -186,15 +190,15 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
     """
     architecture = check_configuration(directory)
     headers = {name: read_header(directory / name) for name in weights}
-    weight_map = _weight_map(directory) if list(weights) != [SINGLE] else {}
-    if missing := [name for name, shard in weight_map.items() if name not in headers[shard]]:
+    shards = weight_map(content_of(directory / INDEX)) if list(weights) != [SINGLE] else {}
+    if missing := [name for name, shard in shards.items() if name not in headers[shard]]:
         more = f"; {len(missing) - 1} more are missing" if len(missing) > 1 else ""
-        raise damaged(f"{weight_map[missing[0]]} lacks tensor {missing[0]}, which {INDEX} says it holds{more}")
+        raise damaged(f"{shards[missing[0]]} lacks tensor {missing[0]}, which {INDEX} says it holds{more}")
     for name, tensors in headers.items():
         if located := find_not_finite(tensors.values()):
             tensor, element = located
             raise damaged(f"{name}: tensor {tensor.name} holds NaN or an infinite value (first at element {element})")
-    form = format_of(parse_object((directory / CONFIG).read_bytes(), CONFIG))
+    form = format_of(parse_object(content_of(directory / CONFIG), CONFIG))
     parameters = sum(form.count(tensor) for tensors in headers.values() for tensor in tensors.values())
     if not parameters:
         raise DamagedModel(f"{' '.join(weights)} holds no weights", hint="name another model or --revision")
@@ -207,14 +211,13 @@ def check(directory: Path, weights: Collection[str]) -> Checkpoint:
 
 def card_license(card: Path) -> str | None:
     """Read the license in a model card's front matter; if that is 'other', the publisher's name for it."""
-    import yaml
-
     if not card.exists():
         return None
-    front_matter = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text("utf-8-sig", "replace"), re.DOTALL)
+    with card.open(encoding="utf-8-sig", errors="replace") as file:
+        front_matter = re.match(r"---\r?\n(.*?)\r?\n---", file.read(LONGEST_CARD), re.DOTALL)
     try:
-        data = yaml.safe_load(front_matter[1]) if front_matter else None
-    except yaml.YAMLError:
+        data = from_yaml(front_matter[1]) if front_matter else None
+    except ValueError:
         return None
     if not isinstance(data, dict):
         return None
@@ -234,22 +237,23 @@ def _known_to_transformers(model_type: object) -> bool:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     except ImportError:  # this image has no Transformers; the stages that have it check again
         return True
-    return model_type in CONFIG_MAPPING_NAMES
+    return str(model_type) in CONFIG_MAPPING_NAMES
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
-    weight_map = parse_object((directory / INDEX).read_bytes(), INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+def weight_map(index: bytes) -> dict[str, str]:
+    """Read each tensor's shard from an index. Raises: DamagedModel; InvalidName: a shard's path leads elsewhere."""
+    shards = parse_object(index, INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
         raise damaged(f"{INDEX} has no weight_map")
-    for shard in set(weight_map.values()):
+    for shard in set(shards.values()):
         safe_relative(shard)
-    return weight_map
+    return shards
 
 
 def config_in(directory: Path) -> dict[str, Any]:
     """Read config.json; empty if it can't be read: vLLM says then what is wrong."""
     with contextlib.suppress(OSError, ValueError):
-        config = json.loads((directory / CONFIG).read_bytes())
+        config = from_json((directory / CONFIG).read_bytes())
         return config if isinstance(config, dict) else {}
     return {}
 
@@ -261,11 +265,18 @@ def stated(config: Mapping[str, Any], *fields: str) -> Any:
     return next((part[name] for part in parts for name in fields if part.get(name)), None)
 
 
+def content_of(path: Path) -> bytes:
+    """Read a small file of a model. Raises: DamagedModel: it is too large to be one."""
+    if (size := path.stat().st_size) > LARGEST_SMALL_BYTES:
+        raise damaged(f"{path.name} has {size} bytes, which no such file has")
+    return path.read_bytes()
+
+
 def parse_object(content: bytes, name: str) -> dict[str, Any]:
     """Parse the JSON object in the file *name*. Raises: DamagedModel: it is none."""
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = from_json(content)
+    except ValueError as error:
         raise damaged(f"{name} is not JSON") from error
     if not isinstance(value, dict):
         raise damaged(f"{name} is not a JSON object")

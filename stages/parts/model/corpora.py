@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS
-from stages.parts.base.store import sha256_of
+from stages.parts.base.store import from_json, sha256_of
 from stages.parts.base.workload import Workload
 from stages.parts.model.adapter import parse_source
 
@@ -94,7 +93,7 @@ def _text_field(where: str, line: str) -> str:
     if not line.strip():
         return ""
     try:
-        row = json.loads(line)
+        row = from_json(line)
     except ValueError:
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):

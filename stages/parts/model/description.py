@@ -15,19 +15,21 @@ from typing import Any, Final
 
 from scoring.capacity.families import BYTES
 from stages.parts.base.errors import DamagedModel, InvalidName, ModelNotFound
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, from_json
 from stages.parts.model import hub
 from stages.parts.model.checkpoint import (
     CONFIG,
     INDEX,
     SINGLE,
     chosen,
+    content_of,
     likely_weights,
     parse_object,
     read_config,
     small_files,
     stated,
     weight_files,
+    weight_map,
 )
 from stages.parts.model.name import ModelName
 from stages.parts.model.published import PublishedFormat, format_of
@@ -132,15 +134,15 @@ def chat_template(directory: Path) -> str:
     """Read the chat templates of the model's tokenizer, all of them as one text; empty without one."""
     templates = [text_of(directory / name) for name in ("chat_template.jinja", "chat_template.json")]
     with contextlib.suppress(ValueError, AttributeError):
-        stated = json.loads(text_of(directory / "tokenizer_config.json")).get("chat_template")
+        stated = from_json(text_of(directory / "tokenizer_config.json")).get("chat_template")
         templates.append(stated if isinstance(stated, str) else json.dumps(stated) if stated else "")
     return "\n".join(filter(None, templates))
 
 
 def text_of(path: Path) -> str:
     """Read a file; empty if it can't be read as text."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, UnicodeDecodeError, DamagedModel):
+        return content_of(path).decode()
     return ""
 
 
@@ -154,8 +156,7 @@ def tensor_shapes(described: Description, base: Path | None = None) -> dict[str,
         return {name: tensor.shape for name, tensor in read_headers(directory / path for path in files).items()}
     files = [SINGLE]
     if SINGLE not in hub.describe(model, commit).paths:
-        index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
-        files = sorted(set(index.get("weight_map", {}).values()))
+        files = sorted(set(weight_map(hub.read_small(model, commit, INDEX)).values()))
     with ThreadPoolExecutor(REQUESTS) as pool:
         headers = pool.map(lambda path: hub.read_tensors(model, commit, path), files)
         return {tensor.name: tensor.shape for header in headers for tensor in header}
@@ -168,7 +169,7 @@ def describe_directory(directory: Path, source: str) -> Description:
     if not directory.is_dir():
         raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
     paths = local_sizes(directory)
-    config = read_config(paths, lambda name: (directory / name).read_bytes())
+    config = read_config(paths, lambda name: content_of(directory / name))
     files = weight_files(paths, directory)
     tensors = read_headers(directory / path for path in files)
     size = sum(paths[path] for path in files)

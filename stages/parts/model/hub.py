@@ -30,9 +30,10 @@ from stages.parts.base.errors import (
     SlipwayError,
 )
 from stages.parts.base.log import say
-from stages.parts.model.safetensors import Tensor, damaged
+from stages.parts.model.safetensors import LARGEST_SMALL_BYTES, Tensor, damaged
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
     from huggingface_hub.errors import HfHubHTTPError
     from tenacity import RetryCallState, Retrying
 
@@ -127,10 +128,19 @@ def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
 
 
 def read_small(model: str, commit: str, path: str) -> bytes:
-    """Read a small file. Raises the errors of ``describe``."""
-    content = io.BytesIO()
+    """Read a small file. Raises the errors of ``describe``, and DamagedModel if it is too large to be one."""
+    content = _SmallFile()
     download(model, commit, path, content)
     return content.getvalue()
+
+
+class _SmallFile(io.BytesIO):
+    """Takes no more than any small file has."""
+
+    def write(self, content: Buffer) -> int:
+        if self.tell() + memoryview(content).nbytes > LARGEST_SMALL_BYTES:
+            raise damaged("a file besides the weights has gigabytes")
+        return super().write(content)
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ class PublishedFormat:
     method: str = ""
     """``quant_method`` in config.json; empty for 16 or 32 bit."""
 
-    def missing_on_cpu(self, config: Config, here: Processor | None) -> str:
-        """Say why vLLM's CPU build can't serve such a model; empty if it may. *here* is None if it is not known."""
+    def missing_on_cpu(self, config: Config, here: Processor | None, *, lora: bool = False) -> str:
+        """Say why vLLM's CPU build can't serve such a model, with *lora* and adapters; empty if it may. *here* is None
+        if it is not known."""
         kernel = f"vLLM's CPU build has no {self.name} kernel"
         if self.needs == "a GPU":
             return kernel
@@ -66,6 +67,8 @@ class PublishedFormat:
             return ""
         if not {"AVX-512": here.avx512, "AMX": here.amx}.get(self.needs, True):
             return f"{kernel} for processors without {self.needs}"
+        if lora and self.name == "int8" and not here.amx:
+            return "vLLM's CPU build computes no LoRA adapters of int8 layers on processors without AMX"
         text = config.get("text_config") or config
         experts = any(isinstance(text.get(name), int) and text[name] > 1 for name in EXPERTS)
         return f"{kernel} for experts on processors without AMX" if experts and not here.amx else ""
@@ -176,6 +179,8 @@ def format_of(config: Config, paths: Collection[str] = ()) -> PublishedFormat:
 
 
 def _form(name: str, bits: int, *scales: Scales, needs: str = "", arithmetic: Arithmetic = "bf16") -> PublishedFormat:
+    if not 1 <= bits <= 16:
+        raise ValueError(f"{bits} bits")
     storage = Storage(name, bits, scales, capabilities=(MARLIN, math.inf), arithmetic=arithmetic)
     return PublishedFormat(name, storage, needs)
 

@@ -6,7 +6,6 @@ data_offsets}}``), then the tensors' bytes without gaps. See https://github.com/
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -15,9 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel
+from stages.parts.base.store import from_json
 
 LONGEST_HEADER_BYTES: Final = 100_000_000
 """The reference implementation's limit."""
+LARGEST_SMALL_BYTES: Final = 256 << 20
+"""Of a model's files besides the weights; tokenizers have up to 40 MiB."""
+MOST_DIMENSIONS: Final = 64
+"""PyTorch's limit."""
 SCAN_BYTES: Final = 1 << 20
 """Block size of the search for NaN: it fits the processor's cache, which is four times as fast as larger blocks."""
 BITS: Final = {
@@ -80,7 +84,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             )
         raw = file.read(length)
     try:
-        entries = json.loads(raw)
+        entries = from_json(raw)
         tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(f"{path.name}: its safetensors header does not parse") from error
@@ -141,6 +145,6 @@ def find_not_finite(tensors: Iterable[Tensor]) -> tuple[Tensor, int] | None:
 def _tensor(path: Path, name: str, entry: dict[str, Any], data: int) -> Tensor:
     start, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
+    if len(shape) > MOST_DIMENSIONS or not all(isinstance(each, int) and each >= 0 for each in (*shape, start, end)):
         raise ValueError(f"{name}: {entry}")
     return Tensor(path, name, str(entry["dtype"]), shape, data + start, data + end)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from stages.parts.base.serving_settings import Recipe
-from stages.parts.base.store import Record
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.machine.hardware import Hardware
 
 SAMPLES_SUFFIX: Final = ".samples.jsonl"
@@ -179,6 +179,24 @@ class Memory(Record):
     kv_cache_tokens: int
 
 
+class ColdStart(Record):
+    """The seconds of a server's start, by what it did in turn."""
+
+    imports_s: float
+    """Until its engine began: Python, the imports of vLLM's processes, the model's configuration."""
+    weights_s: float
+    compilation_s: float
+    engine_s: float
+    """The rest until it listened: memory profile, KV cache, warm-up, CUDA graphs."""
+    first_answer_s: float
+    """From when it said that it is healthy."""
+
+    @property
+    def text(self) -> str:
+        """Say in a line how long each part took."""
+        return ", ".join(f"{name[:-2].replace('_', ' ')} {seconds:.1f} s" for name, seconds in self)
+
+
 class Engine(Record):
     """The serving engine as it ran, with what is needed to start it again the same way."""
 
@@ -192,9 +210,15 @@ class Engine(Record):
     """The kernel that vLLM chose for the quantized layers, by its log."""
     fallbacks: tuple[str, ...] = ()
     """vLLM's log lines about slower paths that it fell back to."""
+    stack: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    """The versions that it computed by: of vLLM, what it is made of, and the GPUs' driver. A release is served by that
+    version of vLLM; those of older versions of Slipway have none, and are served by the installed one."""
     cores: tuple[int, ...] = ()
     """The CPU cores that its threads were bound to, by its log; none on a GPU."""
     ready_s: float
+    """From its start to its first answer, the first time."""
+    start: ColdStart | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The parts of ``ready_s``; absent in older records, and if the log lacks them."""
 
 
 class Schedule(Record):
@@ -292,7 +316,8 @@ class Refused(Record):
     key: str
     """As of an evaluation (``Evaluation.key``)."""
     limits: str
-    """The digest of the limits that it was tried by. By others it is measured again."""
+    """The digest of the limits that it was tried by. By others it is measured again; always, if it was only too slow,
+    because the machine may have been busy. Then this is empty."""
     reason: str
     """One sentence that names the gates."""
     started_at: datetime
@@ -307,6 +332,13 @@ def measures_of(load: Load, goodput: Goodput | None) -> dict[str, float | None]:
         "e2el_p95_ms": load.e2el_ms.p95,
         "goodput_share": goodput.share if goodput else None,
     }
+
+
+def cold_starts(store: ModelStore | None) -> dict[str, ColdStart]:
+    """Read the parts of the first start of each candidate that was measured; of those whose log had them."""
+    paths = sorted(store.evaluation("").parent.glob("*.json")) if store else []
+    documents = (Evaluation.read_if_intact(path) for path in paths if not path.name.endswith(REFUSED_SUFFIX))
+    return {each.variant: each.engine.start for each in documents if each and each.engine.start}
 
 
 def machine_of(evaluation: Evaluation) -> str:

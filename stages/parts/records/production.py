@@ -144,10 +144,11 @@ class Standing(Record):
     """The winner compared with the release that is in production, by which it takes that one's place or does not."""
 
     release: str
-    relation: Literal["better", "equivalent", "open", "worse", "unmeasured"]
+    relation: Literal["better", "equivalent", "not worse", "open", "worse", "unmeasured"]
     """better: worse in nothing by more than the margins, and better, beyond chance. equivalent: it differs by less than
-    the margins. worse: in something, by more than its margin. open: too few data to tell. unmeasured: the release could
-    not be measured beside the winner."""
+    the margins. not worse: in nothing by more than the margins, which suffices for its weights under another engine.
+    worse: in something, by more than its margin. open: too few data to tell. unmeasured: the release could not be
+    measured beside the winner."""
     reasons: tuple[str, ...] = ()
     """What is worse or, if nothing is, what is not shown."""
     change: dict[str, Change] = Field(default_factory=dict)
@@ -162,7 +163,9 @@ class Standing(Record):
         """What becomes of the winner."""
         if self.forced:
             return "promoted"
-        return {"better": "promoted", "equivalent": "equivalent"}.get(self.relation, "kept")  # type: ignore[return-value]
+        if self.relation in ("better", "not worse"):
+            return "promoted"
+        return "equivalent" if self.relation == "equivalent" else "kept"
 
 
 class Production(Record):

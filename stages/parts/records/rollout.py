@@ -158,24 +158,6 @@ def _difference(counts: tuple[float, ...], base: tuple[float, ...]) -> tuple[flo
     return tuple(a - b for a, b in zip(counts, base, strict=True)) if base else counts
 
 
-class Figures(Record):
-    """What a release did within a window, by its own counters. A latency is None if nothing was counted for it."""
-
-    requests: int
-    """Requests with a first token: those whose latency is known."""
-    answered: int
-    failed: int
-    refused: int = 0
-    own: int = 0
-    """How many of these requests were the rollout's own."""
-    ttft_p95_ms: float | None
-    tpot_p95_ms: float | None
-    """Estimates from buckets, between whose bounds nothing is known."""
-    ttft_mean_ms: float | None = None
-    tpot_mean_ms: float | None = None
-    """Exact, from the sums that the server counts."""
-
-
 class CanaryCheck(Record):
     """One comparison of the canary with the stable release."""
 
@@ -192,11 +174,11 @@ class CanaryCheck(Record):
 class Analysis(Record):
     """The last look at a step."""
 
+    model_config = ConfigDict(extra="ignore")  # those of earlier versions say more
+
     percent: int
     verdict: Literal["promote", "rollback", "inconclusive"]
     reason: str
-    canary: Figures
-    stable: Figures | None
     checks: tuple[CanaryCheck, ...]
     seconds: float
     at: datetime
@@ -265,9 +247,10 @@ class Window(Record):
     stable_from: Counters | None = None
     """The counters at the beginning of the open slice."""
 
-    def sent(self, role: Literal["canary", "stable"]) -> int:
-        """Count the rollout's own requests to a release."""
-        return sum(getattr(part, role).sent for part in (*self.slices, self.open) if part)
+    @property
+    def sent(self) -> int:
+        """Count the rollout's own requests to the canary."""
+        return sum(part.canary.sent for part in (*self.slices, self.open) if part)
 
 
 class Transition(Record):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.parts.base.store import ModelStore, Record
+from stages.parts.base.store import ModelStore, Record, files_in, from_json
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import under_way
 from stages.parts.records.variant import VARIANT, Variant
@@ -24,6 +22,7 @@ from stages.parts.releases.release import (
     history,
     numbered,
 )
+from stages.parts.releases.signing import signer_of
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "kept", "earlier"]
 """kept: no client got it yet, because it was not shown to be better than what is in production."""
@@ -47,6 +46,8 @@ class ReleaseSummary(Record):
     variant: str
     digest: str | None
     """The digest of the variant's files; None if its manifest is damaged."""
+    engine: str
+    """The engine that it was measured on, and its version; empty if that is not known."""
     adapters: tuple[str, ...]
     """The names of its LoRA adapters."""
     score: float | None
@@ -57,6 +58,8 @@ class ReleaseSummary(Record):
     """Why it was chosen."""
     made_at: datetime
     size_bytes: int
+    signer: str
+    """The key that it says it is signed with (``signer_of``); empty if it is not."""
     state: ReleaseState
     moves: tuple[MoveSummary, ...]
     """The moves to it, the newest first."""
@@ -108,7 +111,7 @@ def _release(
     folder = store.releases / name
     decision: dict[str, Any] = {}  # as plain data: another version may have written other fields
     with contextlib.suppress(OSError, ValueError):
-        written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        written = from_json((folder / METRICS).read_text(encoding="utf-8"))
         decision = written if isinstance(written, dict) else {}
     variant = Variant.read_if_intact(folder / VARIANT)
     scores = {candidate.get("variant"): candidate.get("score") for candidate in decision.get("candidates", [])}
@@ -119,12 +122,14 @@ def _release(
         name=name,
         variant=name.split("-", 1)[1].rpartition("-")[0],
         digest=variant.digest if variant else None,
+        engine=" ".join(filter(None, map(decision.get("engine", {}).get, ("name", "version")))),
         adapters=tuple(adapters_in(folder)),
         score=scores.get(decision.get("winner")),
         outcome=headline(store, name),
         reason=str(decision.get("reason", "")),
         made_at=made,
         size_bytes=bytes_of([folder])[0],
+        signer=signer_of(folder),
         state=state,
         moves=moves,
     )
@@ -132,14 +137,7 @@ def _release(
 
 def bytes_of(folders: list[Path]) -> tuple[int, int]:
     """Add up the sizes of all files, and of those without a link outside these folders."""
-    links: Counter[tuple[int, int]] = Counter()
-    files: dict[tuple[int, int], os.stat_result] = {}
-    for folder in folders:
-        for path in folder.rglob("*"):
-            if path.is_file():
-                status = path.stat()
-                key = (status.st_dev, status.st_ino)
-                links[key] += 1
-                files[key] = status
-    total = sum(files[key].st_size * count for key, count in links.items())
-    return total, sum(file.st_size for key, file in files.items() if links[key] == file.st_nlink)
+    files = [((status.st_dev, status.st_ino), status) for _, status in files_in(*folders)]
+    links = Counter(inode for inode, _ in files)
+    alone = {inode: status.st_size for inode, status in files if links[inode] == status.st_nlink}
+    return sum(status.st_size for _, status in files), sum(alone.values())

@@ -1,7 +1,8 @@
 """Releases: what was published, which release clients get, and how that changes.
 
     releases/<number>-<variant>-<digest12>/   immutable; variant.json, production_metrics.json and probes.json in it,
-                                              and adapters/<name>/ of each LoRA adapter that is served with it
+                                              adapters/<name>/ of each LoRA adapter that is served with it, and where
+                                              it comes from: provenance.json, bom.cdx.json and, if signed, model.sig
     production -> releases/…                  what clients get, or would get; production_metrics.json says why
     candidate  -> releases/…                  what select chose last, until a rollout promotes it or rolls it back;
                                               candidate_metrics.json says why, also afterwards
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import os
 import re
 import uuid
@@ -27,15 +27,26 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
+from scoring.names import PRODUCTION
 from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.store import ModelStore, Placement, Record, place_tree, swap_link, write_json, write_text
+from stages.parts.base.store import (
+    ModelStore,
+    Placement,
+    Record,
+    from_json,
+    place_tree,
+    swap_link,
+    write_json,
+    write_text,
+)
 from stages.parts.model.adapter import FOLDER
-from stages.parts.records.acquired import ACQUIRED, read_intact
+from stages.parts.records.acquired import ACQUIRED, Acquired, read_intact
 from stages.parts.records.evaluation import Evaluation, Probe
 from stages.parts.records.production import Production
 from stages.parts.records.rollout import Act
 from stages.parts.records.variant import VARIANT, read_variant
+from stages.parts.releases.provenance import write_origin
 from stages.parts.releases.signing import sign_if_asked
 
 RELEASE: Final = re.compile(r"^(\d{4,})-(.+)-([0-9a-f]{12})$")
@@ -127,6 +138,8 @@ def make(store: ModelStore, decision: Production) -> Placement:
         variant.write(work / VARIANT)
         decision.write(work / METRICS)
         write_json(work / PROBES, [probe.model_dump(mode="json") for probe in evaluation.probes] if evaluation else [])
+        base = Acquired.read_if_intact(store.base / ACQUIRED)
+        write_origin(work, base if base and base.digest == decision.base_digest else None, variant, adapters, decision)
     return placement
 
 
@@ -220,6 +233,8 @@ def release_name(store: ModelStore, variant: str, digest: str, alike: Callable[[
     """Name the newest release if it already holds this variant (also after a crash while publishing), or the release in
     production if that does; otherwise a new number. Numbers only grow and are never reused, even after a rollback.
     *alike* tells whether a release of this variant is also served in the same way."""
+    if variant == PRODUCTION:  # its weights, under another stack
+        variant = RELEASE.sub(r"\2", current_release(store) or variant)
     suffix = f"{variant}-{digest[:12]}"
     names = numbered(store)
     newest = max(names, default=0)
@@ -249,12 +264,12 @@ def find(store: ModelStore, text: str) -> str:
 def before(store: ModelStore, release: str) -> str | None:
     """Find what was in production before *release*, if it still exists. This follows the move forward to *release*, not
     a move back to it, so that two rollbacks in a row go back two releases."""
-    names = set(numbered(store).values())
+    others = {*numbered(store).values()} - {release}
     promoted = [move for move in history(store) if move.release == release and move.result == "promoted"]
     moves = [move for move in promoted if move.kind != "settings"]
     forward = [move for move in moves if move.kind != "rollback"] or moves
     for move in reversed(forward):
-        if move.before in names:
+        if move.before in others:
             return move.before
     if moves:
         return None
@@ -266,7 +281,7 @@ def probes(store: ModelStore, release: str) -> tuple[Probe, ...]:
     """Read the recorded answers that *release* carries, if any; raise DamagedModel if they are not valid."""
     path = store.releases / release / PROBES
     try:
-        return tuple(Probe.model_validate(probe) for probe in json.loads(path.read_text()))
+        return tuple(Probe.model_validate(probe) for probe in from_json(path.read_text()))
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:
@@ -278,7 +293,7 @@ def _reasons(store: ModelStore, release: str) -> str | None:
     for path in (store.path / CANDIDATE_METRICS, store.releases / release / METRICS):
         with contextlib.suppress(FileNotFoundError, ValueError):
             text = path.read_text(encoding="utf-8")
-            if json.loads(text).get("release") == release:
+            if from_json(text).get("release") == release:
                 return text
     return None
 

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,19 +18,21 @@ from stages.parts.base.errors import ConfigError, NotTrusted
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import fsync
+from stages.parts.releases.provenance import check_origin
 
 SIGNATURE: Final = "model.sig"
 KEY_VARIABLE: Final = "SLIPWAY_SIGNING_KEY"
-"""The path of the private key with which releases are signed: PEM, on the curve P-256, P-384 or P-521."""
+"""The private key with which releases are signed, on the curve P-256, P-384 or P-521: the path of a PEM file or, in a
+pod, the PEM itself."""
 
 
 def sign_if_asked(release: Path) -> None:
     """Sign a release that is not signed yet, if there is a key. Raises: ConfigError: the key can't be used."""
     if (key := os.environ.get(KEY_VARIABLE)) and not (release / SIGNATURE).exists():
-        sign(release, Path(key))
+        sign(release, key)
 
 
-def sign(release: Path, private_key: Path) -> None:
+def sign(release: Path, private_key: str | Path) -> None:
     """Sign all files of a release; an earlier signature is replaced. Reads every byte.
 
     Raises:
@@ -35,10 +41,11 @@ def sign(release: Path, private_key: Path) -> None:
     from model_signing import signing
 
     work = release.parent / f".{SIGNATURE}.{uuid.uuid4().hex}"  # not in the release, where it would be signed
-    try:
-        config = signing.Config().use_elliptic_key_signer(private_key=private_key)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{private_key} is no key to sign with: {error}", hint=f"see {KEY_VARIABLE}") from error
+    with _file(private_key) as key:
+        try:
+            config = signing.Config().use_elliptic_key_signer(private_key=key)
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"{key} is no key to sign with: {error}", hint=f"see {KEY_VARIABLE}") from error
     try:
         config.set_hashing_config(_hashing(release)).sign(release, work)
         fsync(work)
@@ -60,28 +67,60 @@ def check_trust(release: Path, serving: AskedServing) -> None:
         say(f"warning: {error}")
 
 
-def verify(release: Path, public_key: Path) -> None:
-    """Compare every byte of a release with its signature.
+def verify(release: Path, public_key: Path) -> dict[str, Any]:
+    """Compare every byte of a release with its signature, and what it says of its origin with what was signed. Returns
+    that: the predicate of its provenance, as ``check_origin``.
 
     Raises:
-        NotTrusted: it is not signed, not by this key, or has other files than were signed.
+        NotTrusted: it is not signed, not by this key, or has other files than were signed or described.
         ConfigError: the key can't be used.
     """
-    from model_signing import verifying
-
     if not (release / SIGNATURE).is_file():
         raise NotTrusted(f"{release.name} is not signed", hint="if you trust it: slipway sign MODEL")
-    try:
-        config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{public_key} is no key to verify with: {error}", hint="a public key, as PEM") from error
+    config = verifier(public_key)
     try:
         config.set_hashing_config(_hashing(release)).verify(release, release / SIGNATURE)
+        payload = json.loads(base64.b64decode(_bundle(release)["dsseEnvelope"]["payload"]))
+        signed = {each["name"]: each["digest"] for each in payload["predicate"]["resources"]}
     except Exception as error:  # of whatever kind, since anything may stand in the file
         raise NotTrusted(
             f"{release.name} is not what {public_key.name} signed: {str(error) or type(error).__name__}",
             hint="do not serve it: go back with slipway rollback, or restore a backup",
         ) from error
+    return check_origin(release, signed)
+
+
+def verifier(public_key: Path) -> Any:
+    """Make what verifies with a key. Raises: ConfigError: it is no public key."""
+    from model_signing import verifying
+
+    try:
+        return verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{public_key} is no key to verify with: {error}", hint="a public key, as PEM") from error
+
+
+def signer_of(release: Path) -> str:
+    """Read who signed a release, as it says itself: the sha256 of the public key as PEM. Empty if it is not signed."""
+    try:
+        return str(_bundle(release)["verificationMaterial"]["publicKey"]["hint"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _bundle(release: Path) -> Any:
+    return json.loads((release / SIGNATURE).read_bytes())
+
+
+@contextlib.contextmanager
+def _file(key: str | Path) -> Iterator[Path]:
+    """Yield the file of a key; one that is given as PEM is written to memory only."""
+    if not str(key).startswith("-----BEGIN"):
+        yield Path(key)
+        return
+    with os.fdopen(os.memfd_create(KEY_VARIABLE), "wb", buffering=0) as file:
+        file.write(str(key).encode())
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _hashing(release: Path) -> Any:

@@ -23,6 +23,7 @@ from scoring.items import Items, growth
 from scoring.lead import Lead
 from scoring.losses import Quality, TaskLoss, mean_quality, task_losses, task_quality
 from scoring.names import PRODUCTION
+from scoring.profile import Profile
 from scoring.results import Change, Divergence, divergence_measures
 from scoring.starts import Effects, comparable, log_means
 from scoring.units import GIB
@@ -123,11 +124,19 @@ def gates_of(measured: Mapping[str, Measured], criteria: Criteria, constraints: 
     return gates
 
 
+def gates_of_choice(measured: Mapping[str, Measured], profile: Profile) -> dict[str, Gate]:
+    """Judge whether each variant can be chosen. What is requalified can; ``gates_of_production`` judge it."""
+    judged = gates_of(measured, profile, profile.constraints)
+    return dict.fromkeys(judged, Gate("pass")) if profile.requalifies else judged
+
+
 def gates_of_production(measured: Mapping[str, Measured], criteria: Criteria) -> dict[str, Gate]:
     """Judge each variant by what it loses of what is in production, task by task, and how much longer its answers are;
-    none if that was not measured."""
+    none if that was not measured. Of another stack all is judged."""
     if PRODUCTION not in measured:
         return {}
+    if isinstance(criteria, Profile) and criteria.requalifies:
+        return gates_of(measured, criteria, criteria.constraints)
     beside = {name: Measured(variant.samples, variant.memory_bytes) for name, variant in measured.items()}
     return gates_of(beside, criteria.model_copy(update={"reference": PRODUCTION}), Constraints())
 

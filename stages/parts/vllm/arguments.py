@@ -13,9 +13,10 @@ from typing import Final, TypeVar
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
 from stages.parts.base.formats import FORMATS
+from stages.parts.base.program import without_secrets
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import write_json
-from stages.parts.machine.environment import installed, user_cache
+from stages.parts.machine.environment import engine_of, installed, user_cache
 from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpu_ids, gpus, hardware, processor
 from stages.parts.model.adapter import CONFIG, WEIGHTS, changed_layers, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees, stated
@@ -26,8 +27,8 @@ from stages.parts.vllm.parsers import parser_arguments
 
 Answer = TypeVar("Answer", dict[str, str], list[str])
 
-VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main")
-"""The ``vllm`` command of this Python environment, whether or not it is on PATH."""
+VLLM: Final = "vllm.entrypoints.cli.main"
+"""The module of the ``vllm`` command."""
 KEEP_ALIVE_S: Final = 90
 """Longer than ``vllm bench`` keeps an idle connection (60 s): a request that is sent as the server closes its
 connection fails. vLLM's default is 5 s."""
@@ -42,10 +43,13 @@ GPU_ARGUMENT: Final = "--gpu-memory-utilization"
 TEXT_ONLY: Final = "--language-model-only"
 BFLOAT16_CAPABILITY: Final = 8.0
 """NVIDIA's Ampere; older GPUs have no bfloat16 arithmetic."""
-INTEL_OPENMP: Final = Path(sys.prefix) / "lib" / "libiomp5.so"
-"""Comes with vLLM's CPU build, which speculates slowly with PyTorch's own OpenMP, and says so."""
-TELLS_TOKENS: Final = ("--enable-force-include-usage", "--enable-prompt-tokens-details")
-"""Every answer, and every event of a streamed one, tells the tokens that were used so far."""
+INTEL_OPENMP: Final = "lib/libiomp5.so"
+"""In an environment; comes with vLLM's CPU build, which speculates slowly with PyTorch's own OpenMP, and says so."""
+FOR_CLIENTS: Final = (
+    *("--enable-force-include-usage", "--enable-prompt-tokens-details"),
+    *("--scheduling-policy", "priority"),
+)
+"""Every answer, and every event of a streamed one, tells the tokens that were used so far; clients have priorities."""
 
 
 def engine_arguments(settings: Serving, model: Path, *, on_gpu: bool | None = None) -> list[str]:
@@ -152,16 +156,22 @@ def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
     return ",".join(map(str, cores)) if len(cores) > 1 else ONE_THREAD
 
 
-def environment(api_key: str = "", binding: str = "", devices: str = "", *, speculates: bool = False) -> dict[str, str]:
+def vllm(version: str = "") -> list[str]:
+    """Return the ``vllm`` command of a version, whether or not it is on PATH. Raises: NotInstalled."""
+    return [engine_of(version).python(), "-m", VLLM]
+
+
+def environment(
+    api_key: str = "", binding: str = "", devices: str = "", settings: Serving | None = None
+) -> dict[str, str]:
     """vLLM's environment: offline, without usage statistics, with a cache of its own, and with the API key, which the
     process list does not show."""
-    variables = dict(os.environ)
-    if speculates and INTEL_OPENMP.exists():
-        variables["LD_PRELOAD"] = f"{INTEL_OPENMP}:{variables.get('LD_PRELOAD', '')}".rstrip(":")
+    variables, version = without_secrets(os.environ), settings.engine_version if settings else ""
+    speculates = settings is not None and settings.speculation
+    if speculates and (openmp := Path(vllm(version)[0]).parents[1] / INTEL_OPENMP).exists():
+        variables["LD_PRELOAD"] = f"{openmp}:{variables.get('LD_PRELOAD', '')}".rstrip(":")
     # It counts whole GiB, and would override --kv-cache-memory-bytes.
     variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    for secret in ("VLLM_API_KEY", "SLIPWAY_API_KEY", "SLIPWAY_USAGE_URL"):
-        variables.pop(secret, None)
     variables |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -172,7 +182,7 @@ def environment(api_key: str = "", binding: str = "", devices: str = "", *, spec
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # the log tells a crash from a kill
     }
-    variables.setdefault("VLLM_CACHE_ROOT", str(cache_folder()))
+    variables.setdefault("VLLM_CACHE_ROOT", str(cache_folder(version)))
     if api_key:
         variables["VLLM_API_KEY"] = api_key
     if binding == ONE_THREAD:
@@ -201,9 +211,9 @@ def lora_arguments(adapters: Mapping[str, Path], mounted: Path | None = None) ->
     return ["--enable-lora", *sizes, "--lora-target-modules", *layers, "--lora-modules", *modules]
 
 
-def cache_folder() -> Path:
-    """Name the folder for what is kept for the installed version of vLLM, in the user's cache."""
-    return user_cache() / f"vllm-{installed_version('vllm')}"
+def cache_folder(version: str = "") -> Path:
+    """Name the folder for what is kept for a version of vLLM, in the user's cache."""
+    return user_cache() / f"vllm-{engine_of(version).version('vllm') if version else installed_version('vllm')}"
 
 
 def asked_once(name: str, ask: Callable[[], Answer]) -> Answer:

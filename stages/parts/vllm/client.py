@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from stages.parts.base.errors import ServerFailed, TransientError
+from stages.parts.base.program import without_secrets
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -191,7 +192,7 @@ def answers_chat(
 def beside_server(variables: Mapping[str, str]) -> dict[str, str]:
     """Make the environment of a server's client on the same machine, which uses no proxy for it."""
     around = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), LOOPBACK, "localhost"]))
-    return {**os.environ, "NO_PROXY": around, "no_proxy": around, **variables}
+    return {**without_secrets(os.environ, "HF_"), "NO_PROXY": around, "no_proxy": around, **variables}
 
 
 def _refusal(reply: httpx.Response) -> str:
@@ -244,16 +245,14 @@ def longest_request(access: Access) -> int:
     """Read how many tokens of prompt and answer together a request may have."""
     url = access.at("/v1/models")
     with usable(url):
-        reply = http(access.certificate).get(url, headers=access.headers, timeout=HEALTH_TIMEOUT_S)
-        models = reply.raise_for_status().json()["data"]
+        models = http(access.certificate).get(url, headers=access.headers, timeout=HEALTH_TIMEOUT_S).json()["data"]
         return next(int(model["max_model_len"]) for model in models if model["id"] == access.model)
 
 
 def engine_version(url: str) -> str:
-    """Read the version of vLLM at a base URL; empty if it does not say it."""
-    with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-        return str(http().get(f"{url}/version", timeout=HEALTH_TIMEOUT_S).raise_for_status().json()["version"])
-    return ""
+    """Read the version of vLLM at a base URL."""
+    with usable(url):
+        return str(http().get(f"{url}/version", timeout=HEALTH_TIMEOUT_S).json()["version"])
 
 
 def given(choice: Mapping[str, Any]) -> list[Distribution]:
@@ -303,6 +302,11 @@ class Reply:
     """Empty if the answer was complete."""
 
     @property
+    def refused(self) -> bool:
+        """Whether there was too much to do, so that it may be sent again. vLLM also says that in a stream."""
+        return self.first_token_s is None and self.error.startswith(("429 ", "503 "))
+
+    @property
     def ttft_ms(self) -> float | None:
         return None if self.first_token_s is None else 1000 * (self.first_token_s - self.sent_s)
 
@@ -347,7 +351,10 @@ def _read(response: httpx.Response, reply: Reply, deadline_s: float) -> None:
             return
         event: dict[str, Any] = json.loads(data)
         reply.release = reply.release or event.get("system_fingerprint") or ""
-        reported = reported or str(event.get("error") or "")  # vLLM ends a failed stream with [DONE], too
+        error = event.get("error") or ""  # vLLM ends a failed stream with [DONE], too
+        reported = reported or (
+            f"{error.get('code')} {error.get('message')}" if isinstance(error, dict) else str(error)
+        )
         if event.get("choices"):
             reply.first_token_s = reply.first_token_s or time.monotonic()
             reply.tokens += 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from scoring.probes import compared
+from scoring.probes import agreement
 from stages.parts.base.errors import MeasurementFailed
 from stages.parts.records.evaluation import Probe
 from stages.parts.vllm.client import Access, complete, given, usable
@@ -68,7 +68,7 @@ def _agreement(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer
         return 0.0  # the prompt is no longer tokenized as when it was recorded
     recomputed, _ = _probabilities(recorded, read)
     answered, likeliest = _probabilities(answer, read_answer)
-    return compared(recorded.logprobs, recomputed, answered, likeliest).agreement
+    return agreement(recorded.logprobs, recomputed, answered, likeliest)
 
 
 def _probabilities(probe: Probe, read: dict[str, Any]) -> tuple[list[float], list[float]]:

@@ -33,12 +33,23 @@ METRICS: Final = (
 """All series that are read."""
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
+STARTED: Final = "process_start_time_seconds"
 
 
 def read_counters(text: str, instance: str) -> Counters:
     """Read the counters in one server's answer to ``GET /metrics``."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return sum_counters(samples, instance)
+
+
+def read_start(text: str) -> tuple[str, float]:
+    """Read the model that the server has, and when it started, in seconds since 1970; ValueError if it is no vLLM."""
+    lines = "\n".join(line for line in text.splitlines() if line.startswith((PROMPT_TOKENS, STARTED)))
+    samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    models = [sample.labels.get("model_name", "") for sample in samples if sample.name == PROMPT_TOKENS]
+    if not models:
+        raise ValueError(f"no {PROMPT_TOKENS}")
+    return models[0], _sum(samples, STARTED)
 
 
 def read_tokens(text: str) -> tuple[int, int]:

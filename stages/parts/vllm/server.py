@@ -25,16 +25,17 @@ from stages.parts.base.errors import ConfigError, Interrupted, PortInUse, Server
 from stages.parts.base.serving_settings import Serving
 from stages.parts.machine.process import GRACE_S, Contained
 from stages.parts.model.checkpoint import config_in
+from stages.parts.records.evaluation import ColdStart
 from stages.parts.vllm.arguments import (
+    FOR_CLIENTS,
     IN_ONE_PROCESS,
     ONE_THREAD,
-    TELLS_TOKENS,
-    VLLM,
     core_binding,
     engine_arguments,
     environment,
     lora_arguments,
     serves_on_gpu,
+    vllm,
 )
 from stages.parts.vllm.client import (
     HEALTH_TIMEOUT_S,
@@ -55,7 +56,6 @@ SETTLE_S: Final = 2.0
 """Time for vLLM to write what it still has to say once its engine is dead."""
 SIGNALLED: Final = 128
 """Plus a signal's number: the exit status of a program that the signal ended."""
-FOR_CLIENTS: Final = (*TELLS_TOKENS, "--scheduling-policy", "priority")
 API: Final = "APIServer"
 """The name in vLLM's log of the process that was started, whose children the engine's processes are."""
 FAILED_CHILD: Final = "Failed core proc(s)"
@@ -96,7 +96,8 @@ class ServerSpec:
     """Its ``CUDA_VISIBLE_DEVICES``; empty: those of this process."""
 
     def command(self, address: Sequence[str], arguments: Sequence[str]) -> list[str]:
-        command = [*VLLM, "serve", str(self.directory), "--served-model-name", self.name, *address, *arguments]
+        named = ("--served-model-name", self.name)
+        command = [*vllm(self.settings.engine_version), "serve", str(self.directory), *named, *address, *arguments]
         # /health and /metrics are requested every few seconds as long as it serves.
         quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
         command += quiet if self.log_requests else ["--disable-uvicorn-access-log"]
@@ -121,6 +122,7 @@ class Server:
     log: ServerLog
     """Its output from its first answer on; while it starts, the same as *startup_log*."""
     ready_s: float = 0.0
+    start: ColdStart | None = None
     api_key: str = ""
 
     @property
@@ -196,7 +198,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
             command = Contained(
                 spec.command(address, arguments),
                 output=output,
-                environment=environment(spec.api_key, binding, spec.gpus, speculates=bool(spec.settings.speculation)),
+                environment=environment(spec.api_key, binding, spec.gpus, spec.settings),
                 grace_s=GRACE_S + spec.drain_s,
             )
             server = Server(
@@ -211,9 +213,10 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
                 api_key=spec.api_key,
             )
             with _ended_when(cancelled, server.process):
-                ready_at = _wait_until_it_answers(server, spec.settings.startup_timeout_s)
+                ready_at, first_answer_s = _wait_until_it_answers(server, spec.settings.startup_timeout_s)
         ready_s = round(time.monotonic() - started, 3)
-        yield replace(server, log=ServerLog(spec.log, ready_at), ready_s=ready_s)
+        start = startup_log.cold_start(ready_s, first_answer_s)
+        yield replace(server, log=ServerLog(spec.log, ready_at), ready_s=ready_s, start=start)
 
 
 @contextlib.contextmanager
@@ -253,7 +256,7 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(
                     f"port {port} on {host} is in use",
-                    hint="stop the program that uses it, or set another one: --set serving.port=… (0: a free one)",
+                    hint="stop the program that uses it, or set another serving.port (0: a free one) or shared_port",
                 ) from error
             raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}", hint="see serving.host") from error
         yield int(listener.getsockname()[1])
@@ -287,8 +290,9 @@ def _ended_when(cancelled: threading.Event | None, process: Contained) -> Iterat
             watcher.join()
 
 
-def _wait_until_it_answers(server: Server, timeout_s: float) -> int:
-    """Return the length of the log before the first answer: what follows does not belong to the start."""
+def _wait_until_it_answers(server: Server, timeout_s: float) -> tuple[int, float]:
+    """Return the length of the log before the first answer, since what follows does not belong to the start, and the
+    seconds that this answer took."""
     deadline = time.monotonic() + timeout_s
     while not healthy(server.url):
         server.check_alive()
@@ -298,10 +302,10 @@ def _wait_until_it_answers(server: Server, timeout_s: float) -> int:
                 hint=f"see {server.log.path}, or raise serving.startup_timeout_s",
             )
         time.sleep(POLL_S)
-    ready_at = server.log.path.stat().st_size
+    ready_at, healthy_at = server.log.path.stat().st_size, time.monotonic()
     try:
         answer(server.url, server.name, server.api_key, timeout_s=max(1.0, deadline - time.monotonic()))
     except ServerFailed as error:
         server.check_alive()
         raise ServerFailed(f"vLLM started but {error}", hint=f"see {server.log.path}") from error
-    return ready_at
+    return ready_at, time.monotonic() - healthy_at

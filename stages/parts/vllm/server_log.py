@@ -12,12 +12,14 @@ import os
 import re
 import signal
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import psutil
 
 from stages.parts.base.errors import MeasurementFailed
+from stages.parts.records.evaluation import ColdStart
 
 TAIL_BYTES: Final = 1 << 20
 """How much of the log's end is searched for a cause: an endpoint's log grows with its requests."""
@@ -51,6 +53,11 @@ CONSEQUENCES: Final = (
 ENDED_BY: Final = re.compile(
     r"died unexpectedly \(exit code: -(\d+)\)|Failed core proc\(s\): \{'\w+': -(\d+)|trigger received signal=(SIG\w+)"
 )
+BEGINS: Final = re.compile(r"(\d\d-\d\d \d\d:\d\d:\d\d) \[[^\]]+\] Initializing a V\d LLM engine")
+LISTENS: Final = re.compile(r"(\d\d-\d\d \d\d:\d\d:\d\d) \[[^\]]+\] Starting vLLM server")
+LOADED: Final = re.compile(r"(?:Loading weights|Model loading) took (?:\S+ GiB memory and )?([\d.]+) s")
+"""The second, on GPUs, includes the first, and the repacking of quantized weights."""
+COMPILED: Final = re.compile(r"init engine .*took [\d.]+ s \(compilation: ([\d.]+) s")
 NAMED: Final = re.compile(rb"^\(([\w-]+) pid=(\d+)\) ", re.MULTILINE)
 DEAD: Final = re.compile(rb"EngineDeadError|EngineCore (?:failed to start|encountered a fatal error)")
 
@@ -89,6 +96,9 @@ class ServerLog:
         """Why the server ended; if there is no error, its last line."""
         text = self.text()
         return error_in(text) or last_line(text)
+
+    def cold_start(self, seconds: float, first_answer_s: float) -> ColdStart | None:
+        return cold_start(self.text(), seconds, first_answer_s)
 
     def facts(self) -> Facts:
         """Read the figures. Raises: MeasurementFailed: the log lacks a line that every supported vLLM writes."""
@@ -150,6 +160,25 @@ def facts(text: str) -> Facts:
         ),
         kv_cache_tokens=int(_required("KV cache size", r"KV cache size: ([\d,]+) tokens", text).replace(",", "")),
     )
+
+
+def cold_start(text: str, seconds: float, first_answer_s: float) -> ColdStart | None:
+    """Divide the *seconds* from the start of a server's process to its first answer, which took *first_answer_s*, by
+    the last start in its log. The log tells the times of day, which divide the imports from the engine, in whole
+    seconds, and the rest exactly. None if it lacks a time."""
+    begun = [*BEGINS.finditer(text)]
+    text = text[begun[-1].start() :] if begun else ""
+    if not (listens := LISTENS.search(text)):
+        return None
+    # The log has no year; a leap year has all days, and a start may end in another one.
+    times = [datetime.fromisoformat(f"2000-{time[1].replace(' ', 'T')}") for time in (begun[-1], listens)]
+    weights_s = max(map(float, LOADED.findall(text)), default=0.0)
+    compilation_s = float(compiled[1]) if (compiled := COMPILED.search(text)) else 0.0
+    engine_s = max(0.0, (times[1] - times[0]).seconds - weights_s - compilation_s)
+    parts = {"weights_s": weights_s, "compilation_s": compilation_s, "engine_s": engine_s}
+    parts["first_answer_s"] = first_answer_s
+    parts["imports_s"] = max(0.0, seconds - sum(parts.values()))
+    return ColdStart(**{name: round(part, 3) for name, part in parts.items()})
 
 
 def fallbacks(text: str) -> tuple[str, ...]:

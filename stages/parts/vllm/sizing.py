@@ -13,6 +13,7 @@ from scoring.capacity.memory import MemorySettings
 from scoring.units import GIB, MIB
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.machine.hardware import processor
+from stages.parts.records.evaluation import ColdStart
 
 PLACING: Final = re.compile(r"--(cpu-offload|(pipeline|tensor)-parallel|quantization|load-format)[\w-]*|-[tp]p\b|-q\b")
 """Extra arguments that place weights in another way than is calculated."""
@@ -42,6 +43,8 @@ LOAD_BYTES_PER_S: Final = 100 * MIB
 START_S: Final = 300
 """What a start takes besides reading weights: imports, compilation, CUDA graphs."""
 LEAST_S: Final = 900
+MEASURED_S: Final = 600
+"""The least besides reading weights where it was measured: beside a loaded server on two cores, a start took 310 s."""
 SLOWER: Final = 3
 """How many times longer than measured a later start may take."""
 
@@ -101,7 +104,11 @@ def shared_bytes(gpus: int) -> int:
     return SHARED_BYTES * (1 + gpus)
 
 
-def startup_s(weights_bytes: int, measured_s: float = 0.0) -> int:
-    """Estimate the time in seconds that a server may take from its start to its first answer; *measured_s* is what it
-    took elsewhere, 0 if that is not known."""
-    return math.ceil(max(LEAST_S, START_S + weights_bytes / LOAD_BYTES_PER_S, SLOWER * measured_s))
+def startup_s(weights_bytes: int, measured_s: float = 0.0, start: ColdStart | None = None) -> int:
+    """Estimate the time in seconds that a server may take from its start to its first answer. *measured_s* is what it
+    took elsewhere (0: not known), and *start* the parts of that: the volume may be slower than there."""
+    read_s = weights_bytes / LOAD_BYTES_PER_S
+    if start is None:
+        return math.ceil(max(LEAST_S, START_S + read_s, SLOWER * measured_s))
+    rest_s = SLOWER * (measured_s - start.weights_s)
+    return math.ceil(max(MEASURED_S, rest_s) + max(read_s, SLOWER * start.weights_s))

@@ -7,7 +7,6 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -19,16 +18,16 @@ from scoring.capacity.families import FAMILIES, read_architecture
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from scoring.names import REFERENCE
 from stages.parts.base.errors import NotInstalled, UnusableModel
-from stages.parts.base.formats import FORMATS, Format, Kernel, why_failed
+from stages.parts.base.formats import why_failed
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import digest_of
-from stages.parts.machine.environment import installed
+from stages.parts.machine.environment import engine_of, installed
 from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.adapter import Adapter, max_lora_rank
 from stages.parts.model.checkpoint import config_in, sees
 from stages.parts.model.description import Description
-from stages.parts.model.published import PublishedFormat, format_of, preset_configuration, quantization_of
+from stages.parts.model.published import format_of, quantization_of
 from stages.parts.vllm.arguments import asked_once, engine_arguments, installed_version, serves_on_gpu
 
 OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
@@ -66,97 +65,50 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     return Experts(total, active or 1, hidden, width, activation if gated else f"{activation}_no_mul")
 
 
-def missing_kernels(
-    experts: Experts | None = None, dtype: str = "auto", *, lora: bool = False, allow_fallback: bool = False
-) -> dict[str, str]:
-    """Ask vLLM which formats it can't serve here. Each has one sentence that says why.
-
-    Its answer is kept for this version, hardware and formats.
+def missing_kernel(
+    config: Mapping[str, Any], dtype: str = "auto", *, lora: bool, allow_fallback: bool, published: bool = False
+) -> str:
+    """Let vLLM build the layers that config.json describes, without memory for the weights, and say why it can't; empty
+    if it can. Its answer is kept for this version, hardware and layers.
 
     Args:
-        experts: of a model that has them.
-        dtype: the type in which vLLM computes on a processor.
+        dtype: the type in which vLLM computes.
         lora: whether adapters are served with it.
-        allow_fallback: whether an emulation counts as a kernel for experts.
+        allow_fallback: whether an emulation, and for layers PyTorch's operators on a processor, count as a kernel.
+        published: whether the model was published so: any kernel for its layers counts.
     """
-    name = f"kernels-{digest_of([digest_of(hardware()), *FORMATS, experts, dtype, lora, allow_fallback])}"
-    return asked_once(name, lambda: _missing(experts, dtype, lora=lora, allow_fallback=allow_fallback))
-
-
-def _missing(experts: Experts | None, dtype: str, *, lora: bool, allow_fallback: bool) -> dict[str, str]:
-    missing, on_gpu = {}, serves_on_gpu()
-    reason = _missing_on_gpu if on_gpu else _missing_on_cpu
-    for name, record in FORMATS.items():
-        why = reason(record.kernel, record.storage.label) if record.kernel else None
-        if lora and not on_gpu and record.kernel and record.kernel.lora_amx and (here := processor()) and not here.amx:
-            why = why or f"vLLM's CPU build computes no LoRA adapters of {name} layers on processors without AMX"
-        if experts:
-            why = why or _missing_for_experts(record, experts, dtype, lora=lora, slow=allow_fallback)
-        if why:
-            missing[name] = why
-    return missing
-
-
-def _missing_on_cpu(kernel: Kernel, label: str) -> str | None:
-    import torch
-    from vllm.platforms import current_platform
-
-    current_platform.import_kernels()
-    if hasattr(torch.ops._C, kernel.cpu_operator):
-        return None
-    here = processor()
-    without = "this processor" if here is None or here.avx512 else "processors without AVX-512"
-    return f"vLLM's CPU build has no {label} kernel for {without}"
-
-
-def missing_for_published(
-    form: PublishedFormat, config: Mapping[str, Any], dtype: str = "auto", *, allow_fallback: bool, lora: bool = False
-) -> str:
-    """Let vLLM build the layers of a published model, with *lora* for adapters, without memory for the weights, and say
-    why it can't; empty if it can. Unless *allow_fallback*, an emulation does not count as a kernel for experts. Its
-    answer is kept for this version, hardware and config.json."""
-    if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor())):
+    form = format_of(config)
+    if not serves_on_gpu() and (why := form.missing_on_cpu(config, processor(), lora=lora)):
         return why
-    name = f"kernels-{digest_of([digest_of(hardware()), dict(config), dtype, allow_fallback, lora])}"
-    asked = partial(_unbuildable, form, config, dtype, slow_layers=True, slow_experts=allow_fallback, lora=lora)
-    return asked_once(name, lambda: {"missing": asked()})["missing"]
-
-
-def missing_for_preset(
-    scheme: str, config: Mapping[str, Any], dtype: str = "auto", *, group_size: int, allow_fallback: bool, lora: bool
-) -> str:
-    """Say why vLLM can't serve the model with this config.json in a preset of compressed-tensors, with *lora* and
-    adapters; empty if it can. Unless *allow_fallback*, a kernel that only stands in for a fast one does not count."""
-
-    def ask() -> dict[str, str]:
-        made = {**config, "quantization_config": preset_configuration(scheme, group_size=group_size)}
-        form = format_of(made)
-        on_cpu = "" if serves_on_gpu() else form.missing_on_cpu(made, processor())
-        slow = allow_fallback
-        return {"missing": on_cpu or _unbuildable(form, made, dtype, slow_layers=slow, slow_experts=slow, lora=lora)}
-
-    asked = [digest_of(hardware()), scheme, dict(config), dtype, group_size, allow_fallback, lora]
-    return asked_once(f"kernels-{digest_of(asked)}", ask)["missing"]
+    layers, experts = sorted(_linear_layers(config)), experts_of(config)
+    if not form.method and not experts:
+        return ""
+    settings = (dtype, allow_fallback or published, allow_fallback, lora)
+    asked = [digest_of(hardware()), quantization_of(config), config.get("model_type"), layers, experts, *settings]
+    name = f"kernels-{digest_of(asked)}"
+    return asked_once(name, lambda: {"missing": _unbuildable(config, layers, experts, *settings)})["missing"]
 
 
 def _unbuildable(
-    form: PublishedFormat, config: Mapping[str, Any], dtype: str, *, slow_layers: bool, slow_experts: bool, lora: bool
+    config: Mapping[str, Any],
+    layers: Iterable[tuple[str, tuple[int, int]]],
+    experts: Experts | None,
+    dtype: str,
+    slow_layers: bool,
+    slow_experts: bool,
+    lora: bool,
 ) -> str:
     import torch
     from vllm import distributed
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.linear import ReplicatedLinear
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     current_platform.import_kernels()
-    stated, model = dict(quantization_of(config) or {}), SimpleNamespace(model_type=config.get("model_type"))
-    overrides = (
-        get_quantization_config(method).override_quantization_method(stated, None, hf_config=model)
-        for method in QUANTIZATION_METHODS
-    )
-    settings, computed = VllmConfig(), getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+    name = "16-bit" if quantization_of(config) is None else format_of(config).name
+    computed = getattr(torch, _automatic_dtype(config) if dtype == "auto" else dtype)
+    settings = VllmConfig()
     settings.model_config = SimpleNamespace(dtype=computed, is_moe=False, quantization_config=None)
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(settings):
         if not distributed.model_parallel_is_initialized():
@@ -165,28 +117,51 @@ def _unbuildable(
     shape = "any shape"
     try:
         with set_current_vllm_config(settings), set_default_torch_dtype(computed), torch.device("meta"):
-            quantization = get_quantization_config(next(filter(None, overrides), form.method)).from_config(stated)
-            if computed not in quantization.get_supported_act_dtypes():
-                return f"vLLM does not compute {form.name} in {computed}"
-            if serves_on_gpu() and not current_platform.has_device_capability(quantization.get_min_capability()):
-                return f"vLLM needs compute capability {quantization.get_min_capability() / 10} for {form.name}"
-            for layer, sizes in _linear_layers(config):
-                shape = " × ".join(map(str, sizes))
-                built = ReplicatedLinear(*sizes, bias=False, quant_config=quantization, prefix=layer, disable_tp=True)
-                if not slow_layers and (kernel := _fallback(built)):
-                    return _slow(form.name, kernel)
-            if experts := experts_of(config):
+            if quantization := _quantization(config):
+                if computed not in quantization.get_supported_act_dtypes():
+                    return f"vLLM does not compute {name} in {computed}"
+                if serves_on_gpu() and not current_platform.has_device_capability(quantization.get_min_capability()):
+                    return f"vLLM needs compute capability {quantization.get_min_capability() / 10} for {name}"
+                for layer, sizes in layers:
+                    shape = " × ".join(map(str, sizes))
+                    linear = ReplicatedLinear(*sizes, False, quant_config=quantization, prefix=layer, disable_tp=True)
+                    if not slow_layers and (kernel := _fallback(linear)):
+                        return _slow(name, kernel)
+            if experts:
                 adapted = " with adapters" if lora else ""
                 shape = f"{experts.total} experts of {experts.hidden} × {experts.width}{adapted}"
                 backend = _emulation(_chosen_for_experts(experts, quantization, computed, lora=lora))
-                return _slow(f"{form.name} experts", backend) if backend and not slow_experts else ""
+                return _slow(f"{name} experts", backend) if backend and not slow_experts else ""
     except Exception as error:
         last = (str(error).strip().splitlines() or [repr(error)])[-1].partition(" Candidate backends were")[0].strip()
         if not isinstance(error, (ValueError, NotImplementedError)) or "meta tensor" in last:
-            say(f"vLLM does not tell whether it has a {form.name} kernel for a layer of {shape}: {error!r}")
+            say(f"vLLM does not tell whether it has a {name} kernel for a layer of {shape}: {error!r}")
             return ""
-        return f"vLLM has no {form.name} kernel here for a layer of {shape}: {last}"
+        return f"vLLM has no {name} kernel here for a layer of {shape}: {last}"
     return ""
+
+
+def _quantization(config: Mapping[str, Any]) -> Any:
+    """Let vLLM read how a model is quantized; None if it is not."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
+
+    if (stated := quantization_of(config)) is None:
+        return None
+    stated, model = dict(stated), SimpleNamespace(model_type=config.get("model_type"))
+    overrides = (
+        get_quantization_config(method).override_quantization_method(stated, None, hf_config=model)
+        for method in QUANTIZATION_METHODS
+    )
+    return get_quantization_config(next(filter(None, overrides), format_of(config).method)).from_config(stated)
+
+
+def _automatic_dtype(config: Mapping[str, Any]) -> str:
+    """Choose the type in which vLLM computes a model whose settings name none."""
+    from vllm.platforms import current_platform
+
+    if serves_on_gpu():
+        return "bfloat16" if current_platform.has_device_capability(80) else "float16"
+    return "bfloat16" if quantization_of(config) is not None else cpu_dtype(processor())
 
 
 def _chosen_for_experts(experts: Experts, quantization: Any, dtype: Any, *, lora: bool) -> Iterable[object]:
@@ -200,14 +175,15 @@ def _chosen_for_experts(experts: Experts, quantization: Any, dtype: Any, *, lora
     module.layer_name = "model.layers.1.mlp.experts"
     for part in ("gate", "up", "down"):
         setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
-    method: object = quantization.get_quant_method(module, module.layer_name)
+    method: object = module._get_quant_method(module.layer_name, quantization, module.moe_config)
     return vars(method).values()
 
 
 def _fallback(layer: Any) -> str:
-    """Name the kernel that vLLM chose for a layer of compressed-tensors if it only stands in for a fast one: an
-    emulation, or PyTorch's own operators on a processor. Empty otherwise."""
-    kernels = [type(part) for part in vars(layer.scheme).values() if type(part).__module__.startswith(VLLM_KERNELS)]
+    """Name the kernel that vLLM chose for a layer if it only stands in for a fast one: an emulation, or PyTorch's own
+    operators on a processor. Empty otherwise."""
+    chosen = vars(getattr(layer, "scheme", layer.quant_method)).values()  # compressed-tensors' layers have a scheme
+    kernels = [type(part) for part in chosen if type(part).__module__.startswith(VLLM_KERNELS)]
     slow = ("emulation",) if serves_on_gpu() else ("emulation", "pytorch")
     return next((each.__name__ for each in kernels if each.__module__.endswith(slow)), "")
 
@@ -222,35 +198,13 @@ def _slow(what: str, kernel: str) -> str:
 
 
 def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]]:
-    """Name the different linear layers, as far as the model can be sized, with their inputs and outputs."""
+    """Name the different linear layers, with their inputs and outputs: one of a usual size if the model can't be
+    sized."""
     with contextlib.suppress(NotSizeable):
         model = read_architecture(config)
         matrices = [matrix for layer in model.counted for matrix in layer.matrices(model.hidden)]
         return {(LAYERS[each.kind], (each.inputs, each.outputs)) for each in matrices if each.kind in LAYERS}
-    return set()
-
-
-def _missing_for_experts(record: Format, experts: Experts, dtype: str, *, lora: bool, slow: bool) -> str | None:
-    import torch
-    from vllm.platforms import current_platform
-
-    if not record.choose_for_experts:
-        return None
-    here, on_gpu = processor(), serves_on_gpu()
-    automatic = "bfloat16" if record.only_16_bit else cpu_dtype(here)
-    if on_gpu:
-        automatic = "bfloat16" if current_platform.has_device_capability(80) else "float16"
-    computed = getattr(torch, automatic if dtype == "auto" else dtype)
-    with contextlib.suppress(NotImplementedError):
-        chosen = record.choose_for_experts(_described(experts, computed, lora=lora))
-        backend = "" if slow else _emulation(chosen)
-        return _slow(f"{record.storage.label} experts", backend) if backend else None
-    without_amx = not on_gpu and here and not here.amx and record.kernel and record.kernel.experts_amx
-    unusual = "" if experts.activation == "silu" else f" with {experts.activation}"
-    unusual += " with LoRA adapters" if lora else ""
-    where = "on processors without AMX" if without_amx else f"of {experts.hidden} × {experts.width}{unusual} here"
-    build = "vLLM" if on_gpu else "vLLM's CPU build"
-    return f"{build} has no {record.storage.label} kernel for experts {where}"
+    return {(LAYERS["mlp"], (4096, 4096))}
 
 
 def _activation(name: str) -> Any:
@@ -262,7 +216,7 @@ def _activation(name: str) -> Any:
         return MoEActivation.SILU
 
 
-def _described(experts: Experts, dtype: Any, *, lora: bool = False) -> Any:
+def _described(experts: Experts, dtype: Any, *, lora: bool) -> Any:
     """Describe experts to vLLM."""
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
     from vllm.platforms import current_platform
@@ -286,18 +240,6 @@ def _described(experts: Experts, dtype: Any, *, lora: bool = False) -> Any:
 def _first_count(config: Mapping[str, Any], names: Iterable[str]) -> int:
     values = (config.get(name) for name in names)
     return next((value for value in values if isinstance(value, int)), 0)
-
-
-def _missing_on_gpu(kernel: Kernel, label: str) -> str | None:
-    from vllm.platforms import current_platform
-
-    try:
-        kernel.choose_on_gpu()
-    except ValueError:
-        capability = current_platform.get_device_capability()
-        gpu = f"compute capability {capability.as_version_str()}" if capability else "this GPU"
-        return f"vLLM has no {label} kernel for {gpu}"
-    return None
 
 
 def refuse_unserved_family(described: Description, *, text_only: bool) -> None:
@@ -384,7 +326,9 @@ def refused_recipes(serving: Serving, model: Path) -> dict[str, str]:
     """Ask vLLM, which makes its own configuration of the arguments, why it refuses recipes for the model whose
     config.json is in a directory. Its answer is kept for this version, hardware, config.json and arguments."""
     arguments = {}
-    for name, recipe in {"": None, **serving.recipes}.items():
+    # What another version refuses is shown when it starts.
+    recipes = {name: each for name, each in serving.recipes.items() if engine_of(each.engine_version or "").is_here}
+    for name, recipe in {"": None, **recipes}.items():
         # This pod may have fewer GPUs than the one that measures.
         settings = serving.with_recipe(recipe).model_copy(update={"tensor_parallel_size": 1})
         arguments[name] = engine_arguments(settings, model)
@@ -393,7 +337,7 @@ def refused_recipes(serving: Serving, model: Path) -> dict[str, str]:
     def ask() -> dict[str, str]:
         return {name: why for name, words in arguments.items() if (why := _refusal(["--model", str(model), *words]))}
 
-    refused = asked_once(f"recipes-{key}", ask) if serving.recipes else {}
+    refused = asked_once(f"recipes-{key}", ask) if recipes else {}
     return {} if "" in refused else refused  # the reason is none of a recipe
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from stages.parts.base.errors import Conflict, SlipwayError, TransientError
 from stages.parts.cluster.api import FIELD_MANAGER, Absent, Cluster
-from stages.parts.cluster.kinds import EVENTS, USER_REVIEWS, Kind, Object
+from stages.parts.cluster.kinds import EVENTS, SERVICES, USER_REVIEWS, Kind, Object
 from stages.rollout.kserve.objects import BUDGETS, ISVCS, MODEL, KServeEndpoint, disruption_budget
 
 BAD: Final = ("RolledBack", "GaveUp")
@@ -28,7 +28,6 @@ BAD: Final = ("RolledBack", "GaveUp")
 LONGEST_NOTE: Final = 1024
 """In bytes; the API refuses a longer one."""
 HTTP_ROUTES: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
-SERVICES: Final = Kind("v1", "Service", "services")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""KEDA's part: replicas of one release's Deployment, scaled by vLLM's own queue.
+"""The replicas of one release's Deployment: scaled by vLLM's own figures, through KEDA where it is, or else a
+HorizontalPodAutoscaler. In mode ``knative``, Knative itself scales, by concurrency.
 
-CPU load, KServe's default, says nothing about an LLM. In mode ``knative``, Knative itself scales, by concurrency.
+KServe's own classes of autoscalers are not used: with "keda" a canary would get a ScaledObject without triggers, which
+also blocks the stable release's.
 """
 
 from __future__ import annotations
@@ -14,22 +16,68 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.cluster.api import Absent
 from stages.parts.cluster.kinds import Kind, Object
 from stages.rollout.kserve.applied import AppliedObjects
+from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, RELEASE, KServeEndpoint, manifest
 from stages.rollout.kserve.release_pods import Pods, selector
+from stages.rollout.kserve.scaler import SCALED_OBJECTS, Scaler
+from stages.rollout.kserve.scaling_targets import concurrency_of, target_of
+from stages.rollout.kserve.settings import Floor, Metric, Scaling
 from stages.rollout.target import Replicas
 
-SCALED_OBJECTS: Final = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
-LOAD: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+POD_AUTOSCALERS: Final = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+CONCURRENCY: Final = "slipway/concurrency"
+"""The annotation that names the requests in flight which one replica should have, whatever the metric."""
+METRICS: Final[dict[Metric, tuple[str, ...]]] = {
+    "concurrency": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    "queue": ("vllm:num_requests_waiting",),
+    "kv_cache": ("vllm:kv_cache_usage_perc",),
+    "ttft": ("vllm:time_to_first_token_seconds_bucket",),
+}
 SPENT: Final = "vllm:e2e_request_latency_seconds_sum"
 POLL_S: Final = 15
 FAILURES: Final = 3
 """After that many polls without an answer from Prometheus, the number of replicas stays as it is."""
+BAD: Final = {
+    "KEDA": {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Paused": "True"},
+    "HorizontalPodAutoscaler": {"AbleToScale": "False", "ScalingActive": "False"},
+}
+"""The conditions of an autoscaler that does not scale, by what it belongs to; at first they are Unknown."""
 
-BAD: Final = {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Paused": "True"}
-"""The conditions of a ScaledObject that does not scale; at first they are Unknown."""
+
+def check_scaling(scaler: Scaler, scaling: Scaling, mode: str) -> None:
+    """Raise ConfigError if the cluster can't do what the settings say."""
+    own = mode_named(mode).autoscaler
+    if scaling.minimum == 0 and not own:
+        raise ConfigError(
+            f"kserve.scaling.minimum is 0: in mode {mode} requests would be answered 503 until a replica has loaded",
+            hint="at least 1; or mode knative, which keeps requests until then",
+        )
+    if scaling.schedule and (own or scaler.name != "KEDA"):
+        why = f"{own} has none" if own else scaler.lacking or "only KEDA has them"
+        raise ConfigError(
+            f"kserve.scaling.schedule: {why}", hint="floors by the time of the week need KEDA and Prometheus"
+        )
+    if own and scaling.metric != "concurrency":
+        raise ConfigError(f"kserve.scaling.metric: {own} does not scale by {scaling.metric}", hint="concurrency")
+    if scaler.name == "HorizontalPodAutoscaler":
+        pod_metrics(scaler, scaling)
 
 
-def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None) -> Object:
+def pod_metrics(scaler: Scaler, scaling: Scaling) -> list[str]:
+    """Name the metrics of pods by which a HorizontalPodAutoscaler scales; ConfigError if it can't by what is set."""
+    names = [] if scaling.metric == "ttft" else scaler.metrics(METRICS[scaling.metric])
+    if not names:
+        raise ConfigError(
+            f"kserve.scaling.metric: without KEDA nothing scales by {scaling.metric}; metrics of pods there: "
+            f"{', '.join(sorted(scaler.pod_metrics))}",
+            hint="install KEDA and Prometheus, then slipway install; or another metric",
+        )
+    return names
+
+
+def autoscaler(
+    endpoint: KServeEndpoint, release: str, deployment: str, *, least: int | None = None, canary: bool = False
+) -> Object:
     """Build the autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its
     pods. There are *least* replicas or, if that is None, ``scaling.minimum``."""
     scaling = endpoint.settings.scaling
@@ -40,116 +88,171 @@ def scaled_object(endpoint: KServeEndpoint, release: str, deployment: str, *, le
         "scaleUp": {"stabilizationWindowSeconds": scaling.scale_up_window_s, "policies": [double]},
         "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_delay_s, "policies": [one_less]},
     }
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment}
+    minimum = scaling.minimum if least is None else least
+    if endpoint.scaler.name == "KEDA":
+        kind = SCALED_OBJECTS
+        floors = () if canary or least is not None else scaling.schedule
+        spec: Object = {
+            "scaleTargetRef": target,
+            "minReplicaCount": minimum,
+            "maxReplicaCount": scaling.maximum,
+            "pollingInterval": POLL_S,
+            "fallback": {
+                "failureThreshold": FAILURES,
+                "replicas": scaling.minimum,
+                "behavior": "currentReplicasIfHigher",
+            },
+            # KServe removes an autoscaler that is called like its Deployment, and KEDA refuses more than 63 characters,
+            # also in the name that it would choose itself: keda-hpa-<deployment>.
+            "advanced": {"horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": behavior}},
+            "triggers": [
+                _trigger(endpoint, release),
+                *({"type": "cron", "metadata": _floor(floor)} for floor in floors),
+            ],
+        }
+    else:
+        kind = POD_AUTOSCALERS
+        amount = {"type": "AverageValue", "averageValue": f"{round(1000 * target_of(endpoint, release))}m"}
+        names = pod_metrics(endpoint.scaler, scaling)
+        metrics = [{"type": "Pods", "pods": {"metric": {"name": metric}, "target": amount}} for metric in names]
+        bounds = {"minReplicas": minimum, "maxReplicas": scaling.maximum}
+        spec = {"scaleTargetRef": target, **bounds, "metrics": metrics, "behavior": behavior}
+    labels = {ENDPOINT: endpoint.name, RELEASE: release}
+    in_flight = {CONCURRENCY: str(concurrency_of(endpoint, release))}
+    return manifest(kind, endpoint, spec, name=_name(kind, deployment), labels=labels, annotations=in_flight)
+
+
+def _floor(floor: Floor) -> Object:
+    times = floor.model_dump(include={"start", "end", "timezone"})
+    return times | {"desiredReplicas": str(floor.replicas)}
+
+
+def _trigger(endpoint: KServeEndpoint, release: str) -> Object:
     query = {
-        "serverAddress": endpoint.settings.prometheus,
+        "serverAddress": endpoint.scaler.prometheus,
         "query": load_query(endpoint, release),
-        "threshold": str(scaling.concurrency),
+        "threshold": f"{target_of(endpoint, release):g}",
         "ignoreNullValues": "false",  # a missing value does not mean an idle release
     }
-    spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
-        "minReplicaCount": scaling.minimum if least is None else least,
-        "maxReplicaCount": scaling.maximum,
-        "pollingInterval": POLL_S,
-        "fallback": {
-            "failureThreshold": FAILURES,
-            "replicas": scaling.minimum,
-            "behavior": "currentReplicasIfHigher",
-        },
-        # KServe removes an autoscaler that is called like its Deployment, and KEDA refuses more than 63 characters,
-        # also in the name that it would choose itself: keda-hpa-<deployment>.
-        "advanced": {"horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": behavior}},
-        "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": query}],
-    }
-    labels = {ENDPOINT: endpoint.name, RELEASE: release}
-    return manifest(SCALED_OBJECTS, endpoint, spec, name=deployment, labels=labels)
+    # A time belongs to all replicas together, the rest to each.
+    metric_type = "Value" if endpoint.settings.scaling.metric == "ttft" else "AverageValue"
+    return {"type": "prometheus", "metricType": metric_type, "metadata": query}
 
 
 def load_query(endpoint: KServeEndpoint, release: str) -> str:
-    """Write the query for the requests that all pods of one release have now, or had on average lately if that is more.
+    """Write the query for the metric that replicas follow, over all pods of one release.
 
-    A server tells its number when it has time to: if its requests are short and come together, that is between them,
-    and the number is 0. Their times per second are the average of those that have ended.
+    By concurrency that is the requests that they have now, or had on average lately if that is more. A server tells its
+    number when it has time to: if its requests are short and come together, that is between them, and the number is 0.
+    Their times per second are the average of those that have ended.
     """
-    of = f"{{{selector(endpoint, release)}}}"
-    now = " + ".join(f"sum({metric}{of})" for metric in LOAD)
+    of, metric = f"{{{selector(endpoint, release)}}}", endpoint.settings.scaling.metric
+    now = " + ".join(f"sum({name}{of})" for name in METRICS[metric])
+    if metric == "ttft":
+        p95 = f"1000 * histogram_quantile(0.95, sum by (le) (rate({METRICS[metric][0]}{of}[2m])))"
+        return f"({p95} >= 0) or 0 * sum({SPENT}{of})"  # without requests it is not a number
+    if metric != "concurrency":
+        return now
     lately = f"sum(rate({SPENT}{of}[1m]))"
     return f"({now} > {lately}) or {lately} or ({now})"
 
 
 def lacking(scaled: Object) -> str:
-    """Why KEDA or its HorizontalPodAutoscaler can't do its work; empty if neither says so."""
+    """Why an autoscaler can't do its work; empty if it does not say so."""
+    name = "KEDA" if scaled["kind"] == SCALED_OBJECTS.name else POD_AUTOSCALERS.name
     conditions = scaled.get("status", {}).get("conditions", [])
     if not conditions:
-        return "KEDA has not said anything about it"
+        return f"{name} has not said anything about it"
     for condition in conditions:
-        if BAD.get(condition["type"]) == condition["status"]:
-            return f"KEDA says {condition['type']} {condition['status']}: {condition.get('message', '')}".rstrip(": ")
+        if BAD[name].get(condition["type"]) == condition["status"]:
+            message = condition.get("message", "")
+            return f"{name} says {condition['type']} {condition['status']}: {message}".rstrip(": ")
     return ""
 
 
-def scaled_objects(endpoint: KServeEndpoint, deployments: Mapping[str, str]) -> list[Object]:
-    """Build the autoscalers of these Deployments by release; none without Prometheus."""
-    scaled = deployments if endpoint.settings.prometheus else {}
-    return [scaled_object(endpoint, release, name) for release, name in scaled.items()]
+def autoscalers(endpoint: KServeEndpoint, deployments: Mapping[str, str]) -> list[Object]:
+    """Build the autoscalers of these Deployments by release, the stable one's first; none where nothing scales."""
+    if not endpoint.scaler.name:
+        return []
+    stable = next(iter(deployments))
+    return [autoscaler(endpoint, release, name, canary=release != stable) for release, name in deployments.items()]
 
 
 class Autoscalers:
-    """The autoscalers of one endpoint's releases. An autoscaler is called like the Deployment that it scales."""
+    """The autoscalers of one endpoint's releases, each of one Deployment."""
 
     def __init__(self, objects: AppliedObjects, pods: Pods) -> None:
         self._objects, self._pods, self._endpoint, self._cluster = objects, pods, objects.endpoint, objects.cluster
-        self._on = bool(objects.endpoint.settings.prometheus)
+        self._scaler = objects.endpoint.scaler
 
-    def apply(self, release: str, deployment: str, service: Object) -> None:
+    def apply(self, release: str, deployment: str, service: Object, *, canary: bool = False) -> None:
         """Apply the autoscaler of a release, unless *service*, which serves it, names a number of replicas itself:
         KServe would set them back."""
         external = service["metadata"].get("annotations", {}).get(AUTOSCALER) == "external"
         unnumbered = "template" in service["spec"] and "replicas" not in service["spec"]
-        if self._on and (external or unnumbered):
-            self._cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
-            self._cluster.apply(SCALED_OBJECTS, scaled_object(self._endpoint, release, deployment), force=True)
+        if self._scaler.name and (external or unnumbered):
+            self._put(autoscaler(self._endpoint, release, deployment, canary=canary))
+
+    def _put(self, body: Object) -> None:
+        """Apply an autoscaler in the place of one of the other kind."""
+        kinds = {SCALED_OBJECTS: POD_AUTOSCALERS, POD_AUTOSCALERS: SCALED_OBJECTS}
+        kind = next(kind for kind in kinds if kind.name == body["kind"])
+        self._cluster.kind(kind.api_version, kind.name)  # raises with what to install
+        self._objects.remove(kinds[kind], _name(kinds[kind], body["spec"]["scaleTargetRef"]["name"]))
+        self._cluster.apply(kind, body, force=True)
 
     def remove(self, deployment: str) -> None:
-        if self._on:
-            self._objects.remove(SCALED_OBJECTS, deployment)
+        if self._scaler.name:
+            for kind in (SCALED_OBJECTS, POD_AUTOSCALERS):
+                self._objects.remove(kind, _name(kind, deployment))
 
     def keep(self, *deployments: str) -> None:
         """Remove the autoscalers of all other Deployments, including those of Deployments that are gone already."""
-        if not self._on:
+        if not self._scaler.name:
             return
-        with contextlib.suppress(Absent):  # KEDA is not installed
-            scaled, _ = self._cluster.list(SCALED_OBJECTS, labels=f"{ENDPOINT}={self._endpoint.name}")
-            for name in {body["metadata"]["name"] for body in scaled}.difference(deployments):
-                self.remove(name)
+        for kind in (SCALED_OBJECTS, POD_AUTOSCALERS):
+            with contextlib.suppress(Absent):  # KEDA is not installed
+                listed, _ = self._cluster.list(kind, labels=f"{ENDPOINT}={self._endpoint.name}")
+                names = {body["metadata"]["name"] for body in listed}
+                for name in names.difference(_name(kind, deployment) for deployment in deployments):
+                    self._objects.remove(kind, name)
+
+    def find(self, deployment: str) -> Object | None:
+        kind = SCALED_OBJECTS if self._scaler.name == "KEDA" else POD_AUTOSCALERS
+        return self._cluster.find(kind, _name(kind, deployment))
 
     def prepare(self, release: str, deployment: str, stable: str | None, percent: int) -> str:
         """See ``Target.prepare``. A canary has as few replicas as its share needed so far, and more of them take
         minutes to load. Without an autoscaler every release has the same."""
-        if stable is None or self._cluster.find(SCALED_OBJECTS, deployment) is None:
+        if stable is None or self.find(deployment) is None:
             return ""
         ready = len(self._pods.ready_names(release))
         serving = len(self._pods.ready_names(stable)) + ready  # the stable release may have followed its smaller share
         scaling = self._endpoint.settings.scaling
         needed = min(scaling.maximum, max(scaling.minimum, math.ceil(serving * percent / 100)))
-        body = scaled_object(self._endpoint, release, deployment, least=needed)
-        self._cluster.apply(SCALED_OBJECTS, body, force=True)
+        self._put(autoscaler(self._endpoint, release, deployment, least=needed))
         return "" if ready >= needed else f"{ready} of {needed} are ready"
 
     def replicas(self, release: str, deployment: str) -> Replicas:
-        if not self._on:
+        if not self._scaler.name:
             raise ConfigError(
-                f"nothing scales {release}: kserve.prometheus is not set",
-                hint="KEDA, a Prometheus with manifests/monitoring, and kserve.prometheus; then slipway rollout start",
+                f"nothing scales {release}: {self._scaler.lacking}",
+                hint="KEDA, and a Prometheus with manifests/monitoring; slipway install, then slipway rollout start",
             )
-        scaled = self._cluster.find(SCALED_OBJECTS, deployment)
+        scaled = self.find(deployment)
         if scaled is None:
             self._cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
             raise ConfigError(
-                f"nothing scales {release}: there is no ScaledObject {deployment}",
-                hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.prometheus as it is now",
+                f"nothing scales {release}: there is no {self._scaler.name} of {deployment}",
+                hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now",
             )
-        spec = scaled["spec"]
-        threshold = int(spec["triggers"][0]["metadata"]["threshold"])
-        running = self._pods.running(release)
-        return Replicas(*running, spec["minReplicaCount"], spec["maxReplicaCount"], threshold, lacking(scaled))
+        spec, annotations = scaled["spec"], scaled["metadata"].get("annotations", {})
+        least, most = (spec.get(f"{bound}ReplicaCount", spec.get(f"{bound}Replicas")) for bound in ("min", "max"))
+        in_flight = int(annotations.get(CONCURRENCY) or concurrency_of(self._endpoint, release))
+        return Replicas(*self._pods.running(release), least, most, in_flight, lacking(scaled))
+
+
+def _name(kind: Kind, deployment: str) -> str:
+    """Name an autoscaler of this kind. KServe removes a HorizontalPodAutoscaler that is called like its Deployment."""
+    return deployment if kind == SCALED_OBJECTS else f"hpa-{deployment}"

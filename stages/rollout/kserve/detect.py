@@ -21,7 +21,8 @@ from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Kind, Object
 from stages.rollout.kserve.modes import AUTO, MODES, Mode, all_modes, mode_named
-from stages.rollout.kserve.objects import ISVCS, MODEL, PART_OF, RUNTIME, KServeEndpoint
+from stages.rollout.kserve.objects import ISVCS, MODEL, PART_OF, KServeEndpoint
+from stages.rollout.kserve.scaler import RUNTIME, RUNTIMES, find_scaler
 from stages.rollout.kserve.settings import KServe
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ NAMESPACE: Final = "kserve"
 CONFIG: Final = "inferenceservice-config"
 CONTROLLER: Final = "kserve-controller-manager"
 CRD: Final = f"{ISVCS.plural}.{ISVCS.group}"
-RUNTIMES: Final = Kind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes")
 POLL_S: Final = 0.5
 SET_MODE: Final = f"set kserve.mode to one of {', '.join(MODES)}"
 """A hint."""
@@ -216,4 +216,5 @@ def target_in(
                 f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
                 hint="slipway install, or kubectl apply -k manifests/kserve",
             ) from error
-    return mode.target(cluster, KServeEndpoint(store, serving, settings, cluster.namespace), installation, poll_s)
+    endpoint = KServeEndpoint(store, serving, settings, cluster.namespace, find_scaler(cluster, settings))
+    return mode.target(cluster, endpoint, installation, poll_s)

@@ -21,6 +21,7 @@ from stages.parts.vllm.sizing import START_S
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, release_of, revision_of
+from stages.rollout.kserve.scaling_targets import cold_start_of, concurrency_of
 from stages.rollout.kserve.target import AGAIN, OneServiceTarget
 from stages.rollout.target import Replicas, needed, tried_already
 
@@ -32,16 +33,19 @@ REVISIONS: Final = Kind("serving.knative.dev/v1", "Revision", "revisions")
 
 
 def predictor(endpoint: KServeEndpoint, release: str) -> Object:
-    scaling = endpoint.settings.scaling
-    return objects.predictor(endpoint, release, drained=False) | {
+    scaling, concurrency = endpoint.settings.scaling, concurrency_of(endpoint, release)
+    common = objects.predictor(endpoint, release, drained=False)
+    return common | {
         "timeout": min(endpoint.settings.timeout_s, 600),  # Knative's maximum
         "scaleMetric": "concurrency",
-        "scaleTarget": scaling.concurrency,
-        "annotations": {
+        "scaleTarget": concurrency,
+        "minReplicas": scaling.minimum,
+        "annotations": common.get("annotations", {})
+        | {
             "autoscaling.knative.dev/window": f"{max(6, scaling.scale_up_window_s)}s",  # Knative's minimum
             "autoscaling.knative.dev/scale-down-delay": f"{scaling.scale_down_delay_s}s",
             "autoscaling.knative.dev/target-utilization-percentage": "100",
-            "autoscaling.knative.dev/initial-scale": str(scaling.minimum),
+            "autoscaling.knative.dev/initial-scale": str(max(1, scaling.minimum)),
             "serving.knative.dev/progress-deadline": f"{endpoint.serving_of(release).startup_timeout_s + START_S}s",
         },
     }
@@ -79,6 +83,9 @@ class KnativeTarget(OneServiceTarget):
             if latest not in (stable, release):
                 raise tried_already(latest)
             new[PERCENT] = service["spec"]["predictor"].get(PERCENT, 0) if latest == release else 0
+        if new["minReplicas"] == 0:
+            waits = cold_start_of(self.endpoint, release)
+            say(f"rollout: {release} has no replica while nobody asks; the next request then waits {waits}")
         self._apply(service, new)
         self.objects.apply_budget()
         self.objects.wait_until(
@@ -93,7 +100,8 @@ class KnativeTarget(OneServiceTarget):
         latest = service["spec"]["predictor"]
         if release_of(latest) != release:
             return self.split().stable == release
-        if not self.pods.ready(release, revision_of(latest)):
+        asleep = latest.get("minReplicas") == 0 and not self.pods.of(release)
+        if not (asleep or self.pods.ready(release, revision_of(latest))):
             return False
         return _status(service).get("latestReadyRevision") == self._revision(latest)
 
@@ -117,6 +125,7 @@ class KnativeTarget(OneServiceTarget):
         if PERCENT in latest:
             self._apply(service, _without_share(latest))
         self._wait(release, 100)
+        self.apply_shared_address(release)
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         """Stop its traffic, which takes seconds; then apply the stable release's template, which removes its pods.

@@ -16,10 +16,8 @@ KServe deletes a member only when no other member's route leads to it any more.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from scoring.units import GIB
@@ -30,7 +28,7 @@ from stages.parts.cluster.kinds import DEPLOYMENTS, Kind, Object
 from stages.parts.releases.pinned import weights_bytes
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.applied import HTTP_ROUTES, shares, still_lacking, unprogrammed
-from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.autoscaling import autoscalers
 from stages.rollout.kserve.detect import CONFIG, NAMESPACE, Setup, as_configured, managers, version_of
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ENDPOINT, RELEASE, REVISION, KServeEndpoint, condition
@@ -52,8 +50,6 @@ PORT: Final = 8000
 POOLS: Final = "inference.networking.k8s.io"
 SERVICE_SUFFIX: Final = "-kserve-workload-svc"
 """The longest of the names that we read which KServe makes; it abbreviates longer ones."""
-RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
-"""Says for the other modes what is the same in the container of each release."""
 
 
 def llm_name(endpoint: KServeEndpoint, release: str) -> str:
@@ -87,10 +83,11 @@ def llm_service(endpoint: KServeEndpoint, release: str, gateway: str, hostname: 
     name = llm_name(endpoint, release)
     made: Object = {"model": {"uri": source_uri(endpoint, release), "name": endpoint.store.model}}
     made["template"] = _template(endpoint, release)
-    made["annotations"] = {REVISION: digest_of(made)[:12]}
+    revision = {REVISION: digest_of(made)[:12]}
+    made["annotations"] = made["template"].pop("annotations", {}) | revision  # of pods, too
     made["labels"] = {ENDPOINT: endpoint.name, RELEASE: release}
-    if not endpoint.settings.prometheus:  # else KEDA's
-        made["replicas"] = endpoint.settings.scaling.minimum
+    if not endpoint.scaler.name:  # else its autoscaler's
+        made["replicas"] = max(1, endpoint.settings.scaling.minimum)
     made["router"] = {"scheduler": {"labels": {ENDPOINT: endpoint.name}}} if scheduler else {}  # may be reached as pods
     group, kind = (POOLS, "InferencePool") if scheduler else ("", "Service")
     service = backend({"metadata": {"name": name}, "spec": made})
@@ -139,23 +136,15 @@ def _service(endpoint: KServeEndpoint, name: str, spec: Object, *, promoted: boo
     return objects.manifest(LLM_SERVICES, endpoint, spec, name=name, labels=labels, annotations=marks)
 
 
-@functools.cache
-def _runtime() -> Object:
-    """Read the container of the ServingRuntime."""
-    import yaml
-
-    (container,) = yaml.safe_load(RUNTIME_FILE.read_text())["spec"]["containers"]
-    return dict(container)
-
-
 def _template(endpoint: KServeEndpoint, release: str) -> Object:
     server = objects.container(endpoint, release, port=PORT)
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         server[name]["httpGet"] = server[name]["httpGet"] | {"scheme": "HTTP"}  # whatever the preset's is
-    runtime = _runtime()
+    runtime = objects.runtime()
     server["env"] += runtime["env"]
     server |= {"name": "main", "command": runtime["command"], "ports": [{"containerPort": PORT, "protocol": "TCP"}]}
-    server |= {key: runtime[key] for key in ("securityContext", "volumeMounts")}
+    server["securityContext"] = runtime["securityContext"]
+    server["volumeMounts"] += runtime["volumeMounts"]
     pods = objects.pod_fields(endpoint, release)
     pods["volumes"].append({"name": "tmp", "emptyDir": {}})
     return pods | {"containers": [server]}
@@ -174,7 +163,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
         *(cache(endpoint, release, group) for release in shares if group),
         *(changed(endpoint, services[name], share, promoted=name == stable) for name, share in shares.items()),
         objects.disruption_budget(endpoint),
-        *scaled_objects(endpoint, {release: llm_deployment(llm_name(endpoint, release)) for release in shares}),
+        *autoscalers(endpoint, {release: llm_deployment(llm_name(endpoint, release)) for release in shares}),
     ]
 
 
@@ -262,7 +251,8 @@ class LLMTarget(ServicePerReleaseTarget):
         return backend(service)
 
     def deploy(self, release: str) -> None:
-        former = self.clear_the_way(release).get(release)
+        services = self.clear_the_way(release)
+        former, canary = services.get(release), self.stable_of(services) not in (None, release)
         name = self.service_name(release)
         if former is None:
             self.objects.ours(LLM_SERVICES, name)  # somebody else's is refused
@@ -275,7 +265,7 @@ class LLMTarget(ServicePerReleaseTarget):
         applied = self.objects.apply(LLM_SERVICES, self._by_settings(release, former), former)
         if group := self.endpoint.settings.llm.cache_nodes:
             self.cluster.apply(CACHES, cache(self.endpoint, release, group, applied), force=True)
-        self.apply_companions(release, self.deployment(release), applied)
+        self.apply_companions(release, self.deployment(release), applied, canary=canary)
 
     def ready(self, release: str) -> bool:
         service = self.service(release)

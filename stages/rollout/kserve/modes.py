@@ -72,6 +72,12 @@ def render(
     if copied and not mode_named(mode).copies:
         raise ConfigError(f"rollout.mirror: mode {mode} can't copy requests", hint="--mode route can")
     objects = mode_named(mode).render(endpoint, {stable: 100 - percent, release: percent} if stable else {release: 100})
+    from stages.rollout.kserve.detect import as_configured
+    from stages.rollout.kserve.shared_address import shared_objects
+
+    found = as_configured(mode, endpoint.settings, {})
+    hostname = found.hostname(endpoint.name, endpoint.namespace)
+    objects += shared_objects(endpoint, stable or release, found.gateway, hostname)
     for route in (body for body in objects if copied and stable and body["kind"] == "HTTPRoute"):
         add_copies(route, copied)
     return objects

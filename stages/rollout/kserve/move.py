@@ -18,9 +18,10 @@ from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore, Record, exclusive
 from stages.parts.cluster.api import Cluster
+from stages.parts.records.drills import Answers
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.drills import Answers, SteadyLoad, access_to, answers, seconds_until
+from stages.rollout.drills import SteadyLoad, access_to, answers, seconds_until
 from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe

@@ -7,7 +7,9 @@ when they change; they therefore hold nothing that changes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -24,14 +26,16 @@ from stages.parts.endpoint.routing import OFFERED
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
-from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, GPU_ARGUMENT, TELLS_TOKENS, engine_arguments, lora_arguments
+from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, FOR_CLIENTS, GPU_ARGUMENT, engine_arguments, lora_arguments
 from stages.parts.vllm.sizing import SERVER_BYTES, gpu_memory_bytes, shared_bytes
-from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.modes import AUTO
+from stages.rollout.kserve.scaler import NOTHING, RUNTIME, Scaler
+from stages.rollout.kserve.settings import VERSION, KServe
 
 ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-RUNTIME: Final = "slipway-vllm"
-"""The ServingRuntime in ``manifests/kserve``."""
+RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
+"""Says what is the same in the container of each release."""
 SHARED: Final = "shm"
 """The volume at ``/dev/shm`` that ``RUNTIME`` mounts. KServe merges volumes by their names."""
 ENDPOINT: Final = "slipway/endpoint"
@@ -39,12 +43,30 @@ RELEASE: Final = "slipway/release"
 REVISION: Final = "slipway/revision"
 """The predictor's revision: changes when its pods have to be restarted."""
 MODEL: Final = "slipway/model"
+LATENCY_TARGETS: Final = {"ttft": "slipway/ttft-within-s", "tpot": "slipway/tpot-within-s"}
+"""Annotations of pods, which become labels of their series: the bucket of vLLM's histogram within which the release has
+to answer, by the workload that it was measured with. Alerts count what is beyond."""
+BUCKETS_S: Final = {
+    "ttft": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
+    "tpot": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
+}
+"""vLLM's, which it has for both (``vllm/v1/metrics/buckets.py``)."""
+DOOR: Final = "slipway-door"
+"""The ConfigMap in ``manifests/kserve`` with the module that lets only ``OFFERED`` through to vLLM."""
+DOOR_MOUNT: Final = "/etc/slipway-door"
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
 API_SECRET: Final = "slipway-api"  # noqa: S105
 API_SECRET_KEY: Final = "key"  # noqa: S105
+SIGNING: Final = "slipway-signing"
+"""The ConfigMap that ``slipway install`` makes of ``serving.verification_key``."""
+TRUSTED_KEY: Final = Path("/etc/slipway/signing/signing.pub")
+"""Where the verifier has it; the file's name is the ConfigMap's key."""
+VERIFIER: Final = "verify"
+"""The init container that verifies a release, and its volume."""
+VERIFIED: Final = Path("/mnt/releases")
 MOUNT: Final = Path("/mnt/models")
 """Where KServe puts a release, as ``RUNTIME`` serves it."""
 PORT: Final = 8080
@@ -75,6 +97,14 @@ class KServeEndpoint:
     serving: AskedServing
     settings: KServe
     namespace: str
+    found: Scaler = NOTHING
+    """What scales on the cluster."""
+
+    @property
+    def scaler(self) -> Scaler:
+        """What scales its releases. Without a cluster, only what the settings name is known."""
+        address = self.settings.prometheus
+        return self.found if address == AUTO else Scaler(address or "")
 
     @property
     def name(self) -> str:
@@ -90,6 +120,10 @@ class KServeEndpoint:
         if engine is None or (self.settings.gpu and GPU_ARGUMENT not in engine.arguments):
             return serving
         return serving.model_copy(update={"dtype": engine.dtype})
+
+    def image_of(self, release: str) -> str:
+        """Name the image with the version of vLLM that the release was measured on."""
+        return self.settings.image.replace("{version}", self.serving_of(release).engine_version or VERSION)
 
     def storage_uri(self, release: str) -> str:
         """Name the release's own directory, which never changes, unlike the ``production`` link."""
@@ -131,14 +165,14 @@ def predictor(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -
         "runtime": RUNTIME,
         "storageUri": endpoint.storage_uri(release),
     }
-    if "@" not in (image := endpoint.settings.image) and (tag := re.search(r":([\w.-]+)$", image)):
+    if "@" not in (image := endpoint.image_of(release)) and (tag := re.search(r":([\w.-]+)$", image)):
         # Without it KServe uses the image's "-cpu" variant where no GPU is requested.
         model["runtimeVersion"] = tag[1]
     pods = pod_fields(endpoint, release, drained=drained)
     pods["model"] = model | container(endpoint, release, drained=drained)
     return pods | {
         "labels": {ENDPOINT: endpoint.name, RELEASE: release, REVISION: digest_of(pods)[:12]},
-        "minReplicas": endpoint.settings.scaling.minimum,
+        "minReplicas": max(1, endpoint.settings.scaling.minimum),
         "maxReplicas": endpoint.settings.scaling.maximum,
         "timeout": endpoint.settings.timeout_s,
     }
@@ -184,7 +218,7 @@ def manifest(
 def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
     """Build the annotation that keeps KServe's own autoscalers away. With "keda" a canary would get a ScaledObject
     without triggers, which also blocks the stable release's."""
-    return {AUTOSCALER: "external" if endpoint.settings.prometheus else "none"}
+    return {AUTOSCALER: "external" if endpoint.scaler.name else "none"}
 
 
 def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: list[Object]) -> Object:
@@ -217,13 +251,35 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
     pods: Object = {"automountServiceAccountToken": False}
     # In place of KServe's or the runtime's own: GPUs of one server talk through it, the more of them the more.
     shared = {"medium": "Memory", "sizeLimit": f"{math.ceil(shared_bytes(gpus) / GIB)}Gi"}
-    pods["volumes"] = [{"name": SHARED, "emptyDir": shared}]
+    # Without the module vLLM says so in its log; without a volume no log would.
+    door = {"name": DOOR, "configMap": {"name": DOOR, "optional": True}}
+    pods["volumes"] = [{"name": SHARED, "emptyDir": shared}, door]
+    if endpoint.serving.signing != "off":
+        pods["initContainers"] = [_verifier(endpoint, release)]
+        # Without the ConfigMap the verifier starts all the same, and says what is missing.
+        pods["volumes"] += [
+            {"name": VERIFIER, "persistentVolumeClaim": {"claimName": settings.claim}},
+            {"name": SIGNING, "configMap": {"name": SIGNING, "optional": True}},
+        ]
+    if slo := MeasuredWith.of(endpoint.store.releases / release).slo:
+        pods["annotations"] = {
+            LATENCY_TARGETS[name]: str(
+                next((bound for bound in bounds if bound >= getattr(slo, f"{name}_ms") / 1000), "+Inf")
+            )
+            for name, bounds in BUCKETS_S.items()
+        }
     if settings.node_selector:
         pods["nodeSelector"] = dict(settings.node_selector)
-    if settings.tolerations:
-        pods["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in settings.tolerations]
+    tolerations = settings.tolerations
+    if spot := settings.spot:
+        tolerations += spot.tolerations
+        elsewhere = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in spot.selector.items()]
+        preferred = [{"weight": 100, "preference": {"matchExpressions": elsewhere}}]
+        pods["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    if tolerations:
+        pods["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in tolerations]
     if drained:
-        pods["terminationGracePeriodSeconds"] = PRE_STOP_S + settings.drain_s + STOP_MARGIN_S
+        pods["terminationGracePeriodSeconds"] = PRE_STOP_S + drain_s(settings) + STOP_MARGIN_S
         pods["topologySpreadConstraints"] = [
             {
                 "maxSkew": 1,
@@ -233,6 +289,43 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
             }
         ]
     return pods
+
+
+def _verifier(endpoint: KServeEndpoint, release: str) -> Object:
+    """Build the container that ends before vLLM starts; with an error, so that it never does, if *release* may not be
+    served."""
+    place = VERIFIED / release
+    policy = {"signing": endpoint.serving.signing, "verification_key": str(TRUSTED_KEY)}
+    subpath = f"{directory_name(endpoint.store.model)}/releases/{release}"
+    return {
+        "name": VERIFIER,
+        "image": endpoint.settings.verifier_image,
+        "command": ["python", "-m", "stages.verify"],
+        "args": ["--model", endpoint.store.model, "--release", str(place), "--serving", json.dumps(policy)],
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": runtime()["securityContext"],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": VERIFIER, "mountPath": str(place), "subPath": subpath, "readOnly": True},
+            {"name": SIGNING, "mountPath": str(TRUSTED_KEY.parent), "readOnly": True},
+        ],
+    }
+
+
+@functools.cache
+def runtime() -> Object:
+    """Read the container of the ServingRuntime."""
+    import yaml
+
+    (container,) = yaml.safe_load(RUNTIME_FILE.read_text())["spec"]["containers"]
+    return dict(container)
+
+
+def drain_s(settings: KServe) -> int:
+    """Compute the time for requests in flight when a replica stops, of which the notice of a spot node leaves less."""
+    if settings.spot is None:
+        return settings.drain_s
+    return max(1, min(settings.drain_s, settings.spot.notice_s - PRE_STOP_S - STOP_MARGIN_S))
 
 
 def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drained: bool = True) -> Object:
@@ -248,12 +341,14 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
     # The Secret of the rollout's own ``SLIPWAY_API_KEY``; without it the endpoint needs no key.
     secret = {"secretKeyRef": {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}}
     server: Object = {
-        "image": settings.image,
+        "image": endpoint.image_of(release),
         "args": _arguments(endpoint, release, port),
         "env": [
             {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": secret},
             {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
+            {"name": "PYTHONPATH", "value": DOOR_MOUNT},
         ],
+        "volumeMounts": [{"name": DOOR, "mountPath": DOOR_MOUNT, "readOnly": True}],
         "resources": resources,
         "startupProbe": health | {"failureThreshold": math.ceil(serving.startup_timeout_s / PROBE_PERIOD_S)},
         "readinessProbe": health | {"failureThreshold": 2},
@@ -284,9 +379,9 @@ def _arguments(endpoint: KServeEndpoint, release: str, port: int) -> list[str]:
             hint="put the text with '{{' into a file of the model, such as chat_template.jinja",
         )
     address = ["--host", "0.0.0.0", "--port", str(port)]  # noqa: S104
-    draining = ["--shutdown-timeout", str(endpoint.settings.drain_s)]
+    draining = ["--shutdown-timeout", str(drain_s(endpoint.settings))]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]
     named = ["--fingerprint-mode", "custom", "--fingerprint-value", release]
     adapters = lora_arguments(adapters_in(endpoint.store.releases / release), MOUNT / FOLDER)
-    served = ["--served-model-name", endpoint.store.model, *adapters]
-    return [*served, *address, *draining, *quiet, *named, *TELLS_TOKENS, *measured]
+    served = ["--served-model-name", endpoint.store.model, *adapters, "--middleware", "slipway_door.Door"]
+    return [*served, *address, *draining, *quiet, *named, *FOR_CLIENTS, *measured]

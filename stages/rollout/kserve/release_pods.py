@@ -11,20 +11,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from stages.parts.base.errors import AccessDenied, NotEnoughGpus, ServerFailed, TransientError
+from stages.parts.base.errors import AccessDenied, NotEnoughGpus, NotTrusted, ServerFailed, TransientError
+from stages.parts.base.program import StageFailure
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import NODES, PODS, QUOTAS, Object
 from stages.parts.cluster.nodes import admits, free
 from stages.parts.records.rollout import Counters
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, read_metrics
 from stages.parts.vllm.prometheus import METRICS, sum_counters
-from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, KServeEndpoint, condition
+from stages.rollout.kserve.modes import AUTO
+from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, VERIFIER, KServeEndpoint, condition
 from stages.rollout.kserve.settings import Toleration
 
 CRASHES: Final = 3
@@ -85,7 +88,8 @@ class Pods:
             name = pod["metadata"]["name"]
             restarts[name] = max(restarts.get(name, 0), _restarts(pod))
         address = self.endpoint.settings.prometheus
-        samples = self._query_prometheus(address, release) if address else self._scrape(pods, release)
+        scrapes = address in (None, AUTO)  # whether what was found reads these pods is not known
+        samples = self._scrape(pods, release) if scrapes else self._query_prometheus(str(address), release)
         # A replica more or less is not a restart; a crash is.
         return sum_counters(samples, f"{sum(restarts.values())} restarts")
 
@@ -95,7 +99,7 @@ class Pods:
         its refusal nowhere near the pods. It goes by the namespace's quotas and, where the caller may list nodes and
         pods, by the nodes that match. Nodes that a cloud may add are not counted on, nor held against it."""
         settings = self.endpoint.settings
-        gpu, pods = settings.gpu, settings.scaling.minimum - len(self.of(release))
+        gpu, pods = settings.gpu, max(1, settings.scaling.minimum) - len(self.of(release))
         if gpu is None or pods <= 0:
             return
         gpus = self.endpoint.serving_of(release).tensor_parallel_size
@@ -141,13 +145,18 @@ class Pods:
             ) from error
         return lambda: len(self.ready_names(release)) >= len(ready)
 
-    def neighbours(self, release: str) -> list[str]:
-        """See ``Target``: the endpoints of this namespace with a pod on the same node."""
-        nodes = {pod["spec"].get("nodeName") for pod in self.of(release)}
-        pods, _ = self.cluster.list(
-            PODS, self.endpoint.namespace, labels=f"{ENDPOINT},{ENDPOINT}!={self.endpoint.name}"
-        )
-        return sorted({pod["metadata"]["labels"][ENDPOINT] for pod in pods if pod["spec"].get("nodeName") in nodes})
+    def last_start(self, release: str) -> tuple[float | None, str]:
+        """See ``Target``; the log of a pod may be read by those who have the right to it."""
+        begun = [
+            (status.get("state", {}).get("running", {}).get("startedAt", ""), pod["metadata"]["name"], status["name"])
+            for pod in self.of(release)
+            for status in _statuses(pod)
+            if status["name"] in SERVERS
+        ]
+        (at, pod, container), log = max(begun, default=("", "", "")), list[str]()
+        with contextlib.suppress(AccessDenied, Absent):
+            log += self.cluster.logs(pod, self.endpoint.namespace, container=container)
+        return datetime.fromisoformat(at).timestamp() if at else None, "".join(log)
 
     def running(self, release: str) -> tuple[int, int]:
         """Count those that were asked for and have not ended, and those of them that are ready."""
@@ -204,8 +213,8 @@ def _revision(pod: Object) -> str | None:
 
 
 def _statuses(pod: Object) -> list[Object]:
-    statuses: list[Object] = pod.get("status", {}).get("containerStatuses", [])
-    return statuses
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
 def _restarts(pod: Object) -> int:
@@ -218,9 +227,12 @@ def _failure(pod: Object) -> str:
         waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") in HOPELESS:
             return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        end = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated", {})
+        why = end.get("message") or end.get("reason") or "crashed"
+        refused = end.get("exitCode") == NotTrusted.exit_code and StageFailure.parse(why, NotTrusted.exit_code)
+        if refused and status["name"] == VERIFIER:
+            return refused.message
         if waiting.get("reason") == "CrashLoopBackOff" and status.get("restartCount", 0) >= CRASHES:
-            end = status.get("lastState", {}).get("terminated", {})
-            why = end.get("message") or end.get("reason") or "crashed"
             return f"it crashed {status['restartCount']} times: {' '.join(why.split())}"
     return ""
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from stages.parts.base.errors import ConfigError, Conflict
-from stages.parts.cluster.kinds import Object
+from stages.parts.cluster.kinds import SERVICES, Object
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.applied import HTTP_ROUTES, SERVICES, lacking, refuse_foreign, shares
-from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.applied import HTTP_ROUTES, lacking, refuse_foreign, shares
+from stages.rollout.kserve.autoscaling import autoscalers
 from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.modes import Mode, add_copies
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, revision_of
@@ -72,7 +72,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
         *(inference_service(endpoint, release) for release in shares),
         http_route(endpoint, installation.gateway, hostname, weights),
         objects.disruption_budget(endpoint),
-        *scaled_objects(endpoint, deployments),
+        *autoscalers(endpoint, deployments),
     ]
 
 
@@ -104,13 +104,14 @@ class RouteTarget(ServicePerReleaseTarget):
         return f"{service['metadata']['name']}-predictor"
 
     def deploy(self, release: str) -> None:
-        self.clear_the_way(release)
+        stable = self.stable_of(self.clear_the_way(release))
         former = self.objects.ours(name=self.service_name(release))
         body = inference_service(self.endpoint, release)
         # Another autoscaler class would restart its pods.
         if former and former["metadata"]["annotations"].get(objects.AUTOSCALER) == "external":
             body["metadata"]["annotations"][objects.AUTOSCALER] = "external"
-        self.apply_companions(release, self.deployment(release), self.objects.apply(ISVCS, body, former))
+        applied = self.objects.apply(ISVCS, body, former)
+        self.apply_companions(release, self.deployment(release), applied, canary=stable not in (None, release))
 
     def ready(self, release: str) -> bool:
         service = self.service(release)

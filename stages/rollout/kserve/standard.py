@@ -19,7 +19,7 @@ from stages.parts.cluster.kinds import DEFINITIONS, Object
 from stages.parts.releases.release import Split
 from stages.rollout.kserve import objects
 from stages.rollout.kserve.applied import lacking, share
-from stages.rollout.kserve.autoscaling import scaled_objects
+from stages.rollout.kserve.autoscaling import autoscalers
 from stages.rollout.kserve.detect import CONFIG, CRD, NAMESPACE, SET_MODE, Installation, Setup, as_configured
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, predictor_name, release_of, revision_of
@@ -128,7 +128,7 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
     return [
         inference_service(endpoint, stable, canaries),
         objects.disruption_budget(endpoint),
-        *scaled_objects(endpoint, deployments),
+        *autoscalers(endpoint, deployments),
     ]
 
 
@@ -148,7 +148,8 @@ class StandardTarget(OneServiceTarget):
         service, route = self.objects.ours(), self._route()
         new = predictor(self.endpoint, release)
         stable = service["spec"]["predictor"] if service else {}
-        if service is None or route is None or release_of(stable) == release:
+        alone = service is None or route is None or release_of(stable) == release
+        if service is None or alone:
             canaries = service["spec"].get("canary") or [] if service and route else []
             applied = self.objects.apply(ISVCS, inference_service(self.endpoint, new, canaries), service)
         else:
@@ -158,7 +159,7 @@ class StandardTarget(OneServiceTarget):
             if entry is None:
                 stable = with_replicas(stable, replicas(new))
             applied = self._apply(service, stable, [canary(new, entry["trafficPercent"] if entry else 0)])
-        self.apply_companions(release, deployment(self.endpoint, new), applied)
+        self.apply_companions(release, deployment(self.endpoint, new), applied, canary=not alone)
 
     def check_room(self, release: str) -> None:
         """See ``Target``; there must be room in the release's host name, too."""

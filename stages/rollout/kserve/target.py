@@ -21,11 +21,12 @@ from stages.parts.cluster.kinds import EVENTS, Object
 from stages.parts.records.rollout import KSERVE, Counters
 from stages.parts.releases.release import Split
 from stages.rollout.kserve.applied import AppliedObjects, cluster_user, event, lacking, refuse_foreign, share
-from stages.rollout.kserve.autoscaling import Autoscalers
+from stages.rollout.kserve.autoscaling import Autoscalers, check_scaling
 from stages.rollout.kserve.detect import Installation
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import BUDGETS, ENDPOINT, ISVCS, KServeEndpoint, predictor, release_of, revision_of
 from stages.rollout.kserve.release_pods import Pods
+from stages.rollout.kserve.shared_address import KINDS, shared_name, shared_objects
 from stages.rollout.slices import CopiedRequest
 from stages.rollout.target import Replicas, Target, needed, tried_already
 
@@ -90,6 +91,9 @@ class KServeTarget(Target):
         return self.endpoint.serving_of(release)
 
     def check_room(self, release: str) -> None:
+        for kind in KINDS if self.endpoint.settings.shared_host else ():
+            self.cluster.kind(kind.api_version, kind.name)  # raises with what to install
+        check_scaling(self.endpoint.scaler, self.endpoint.settings.scaling, self.installation.mode)
         self.pods.check_room(release)
 
     def waits_for(self, release: str) -> str:
@@ -97,12 +101,15 @@ class KServeTarget(Target):
             return self.pods.waits_for(release)
         return ""
 
+    def servers(self, release: str) -> tuple[int, int]:
+        return self.pods.running(release)
+
     @abstractmethod
     def deployment(self, release: str) -> str:
         """Name a release's Deployment."""
 
     def prepare(self, release: str, percent: int) -> str:
-        if not self.endpoint.settings.prometheus:
+        if not self.endpoint.scaler.name:
             return ""
         return self.autoscalers.prepare(release, self.deployment(release), self.split().stable, percent)
 
@@ -115,8 +122,8 @@ class KServeTarget(Target):
     def kill(self, release: str) -> Callable[[], bool]:
         return self.pods.kill(release)
 
-    def neighbours(self, release: str) -> list[str]:
-        return self.pods.neighbours(release)
+    def last_start(self, release: str) -> tuple[float | None, str]:
+        return self.pods.last_start(release)
 
     def cannot_copy(self) -> str:
         mode = mode_named(self.installation.mode)
@@ -129,10 +136,17 @@ class KServeTarget(Target):
     def copies(self, release: str) -> Sequence[CopiedRequest]:  # noqa: ARG002
         return ()  # a gateway does not report single requests: the servers' counters and the pairs have to tell
 
-    def apply_companions(self, release: str, deployment: str, service: Object) -> None:
+    def apply_companions(self, release: str, deployment: str, service: Object, *, canary: bool = False) -> None:
         """Apply what belongs to a release's Deployment beside *service*: the budget, and perhaps its autoscaler."""
         self.objects.apply_budget()
-        self.autoscalers.apply(release, deployment, service)
+        self.autoscalers.apply(release, deployment, service, canary=canary)
+        if not canary:
+            self.apply_shared_address(release)
+
+    def apply_shared_address(self, release: str) -> None:
+        """Let the address of all models lead to this one, with the adapters of *release*."""
+        for body in shared_objects(self.endpoint, release, self.installation.gateway, self.hostname):
+            self.cluster.apply(self.cluster.kind(body["apiVersion"], body["kind"]), body, force=True)
 
     def wait_for_propagation(self, release: str, percent: int) -> None:
         """Wait until the gateway's proxies have followed its controller."""
@@ -152,6 +166,9 @@ class KServeTarget(Target):
 
     def remove_all(self) -> None:
         """Stop serving the model."""
+        if self.endpoint.settings.shared_host:
+            for kind in reversed(KINDS):
+                self.objects.remove(kind, shared_name(self.endpoint))
         self.remove_services()
         self.objects.remove(BUDGETS, self.endpoint.name)
 

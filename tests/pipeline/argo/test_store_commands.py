@@ -27,6 +27,9 @@ COMMAND_LINES = {
     ("store", "prune", "org/name", "--keep", "0"): ["store", "prune", "org/name", "--keep=0"],
     ("store", "prune", "--all", "--dry-run"): ["store", "prune", "--all", "--keep=3", "--dry-run"],
     ("store", "check"): ["store", "check"],
+    ("drill", "all", "org/name", "--peak", "2.5", "--workload", "chat", "--short"): [
+        *("drill", "all", "org/name", "--short", "--peak=2.5", "--workload=chat"),
+    ],
     ("store", "du", "org/name"): ["store", "du", "org/name"],
     ("verify-decision", "latest"): ["verify-decision", "latest"],
 }

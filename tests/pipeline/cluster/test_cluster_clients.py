@@ -131,6 +131,45 @@ def test_a_client_that_is_there_or_that_the_file_does_not_name_is_refused(said: 
         said("rotate", "reports")  # it has no key yet
 
 
+def test_clients_with_tokens_have_no_keys(clients: Path, said: Said) -> None:
+    tokens = "{issuer: https://login, jwks_uri: https://login/keys, audiences: [slipway]}"
+    clients.write_text(f"{{tokens: {tokens}, clients: [{{name: search, cache_salt: {'s' * 22}}}]}}")
+    for command in ("add", "rotate", "rm"):
+        with pytest.raises(ConfigError, match="clients have no keys: they come with tokens of https://login"):
+            said(command, "search")
+    (listed,) = yaml.safe_load(said("list", "--json"))
+    assert (listed["key"], listed["cache_salt"]) == (None, True)
+    assert "Key" not in said("list")
+
+
+def test_doctor_says_why_no_usage_is_kept(
+    server: KubernetesServer, guarded: Cluster, platform: RunConfig, tmp_path: Path, said: Said
+) -> None:
+    with_kserve(server)
+    server.register(Resource("gateway.envoyproxy.io/v1alpha1", "EnvoyProxy", "envoyproxies"))
+    server.register(Resource("gateway.networking.k8s.io/v1", "Gateway", "gateways"))
+    server.put(namespace("envoy-gateway-system"))
+    gateway: dict[str, Any] = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "Gateway",
+        "metadata": {"name": "kserve-ingress-gateway", "namespace": "kserve"},
+        "spec": {},
+    }
+    server.put(gateway)
+    path = tmp_path / "ours.yaml"
+    settings = {"file": "clients.yaml", "usage_secret": "database"}
+    path.write_text(yaml.safe_dump({"extends": PLATFORM, "cluster": {"clients": settings}}))
+    kept = load(chosen={"platform": str(path)})
+    install_all(guarded, kept)
+    assert "does not use EnvoyProxy slipway-usage" in checked(guarded, kept)[1]
+    ours = {"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", "name": "slipway-usage"}
+    server.put(gateway | {"spec": {"infrastructure": {"parametersRef": ours}}})
+    assert "no Secret envoy-gateway-system/database" in checked(guarded, kept)[1]
+    secret = {"name": "database", "namespace": "envoy-gateway-system"}
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": {}})
+    assert checked(guarded, kept) == ("warning", "without a key: search, reports")
+
+
 def test_limits_belong_into_the_file(said: Said) -> None:
     with pytest.raises(ConfigError, match="--model, --tokens-per-minute") as refused:
         said("add", "search", "--model", "org/a", "--tokens-per-minute", "5")

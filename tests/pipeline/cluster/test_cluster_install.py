@@ -14,8 +14,10 @@ from pipeline.settings.config import RunConfig, load
 from pipeline.settings.platform import LOCKS
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict, NotInstalled
+from stages.parts.base.settings import parse
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS
+from stages.rollout.kserve.settings import KServe
 from tests.kubernetes import KubernetesServer
 from tests.kubernetes.objects import Object, Resource
 from tests.pipeline.argo.argo_bench import PLATFORM, controller, definition, namespace, with_kserve
@@ -137,7 +139,8 @@ def test_an_installed_cluster_has_everything(server, there, platform):
         }
     )
     found = checks(there, platform)
-    assert {state for state, _, _ in found.values()} == {"ok"}, found
+    assert {what for what, (state, _, _) in found.items() if state == "off"} == {"door", "monitoring", "notifications"}
+    assert {state for state, _, _ in found.values()} == {"ok", "off"}, found
     assert found["GPUs"][1] == "4 on 1 of 1 nodes"
     assert found["Argo Workflows"][1] == "4.0 or newer, argo-workflow-controller v3.7.3 in argo"
     assert found["KServe"][1] == "mode standard, gateway kserve/kserve-ingress-gateway"
@@ -171,17 +174,30 @@ def test_nodes_that_are_too_small_for_a_stage_are_named(server, there):
     assert "none of 1 nodes matches cloud.google.com/" in checks(there, platform)["nodes"][1]
 
 
+def prometheus(server, name="prometheus-operated"):
+    """A Service as prometheus-operator makes it."""
+    server.put(namespace("monitoring"))
+    metadata = {"name": name, "namespace": "monitoring", "labels": {"operated-prometheus": "true"}}
+    spec = {"ports": [{"name": "web", "port": 9090}]}
+    server.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+
+
+def scaling(config, **changed):
+    return config.model_copy(update={"kserve": parse(KServe, config.kserve.model_dump() | changed, "kserve")})
+
+
 def test_autoscaling_needs_keda_where_it_is_asked_for(server, there, platform):
     with_kserve(server)
-    assert checks(there, platform)["autoscaling"][:2] == ("ok", "off: as many replicas under any load")
-    wanted = platform.model_copy(update={"kserve": platform.kserve.model_copy(update={"prometheus": "http://x:9090"})})
+    server.unregister("keda.sh/v1alpha1", "scaledobjects")
+    wanted = scaling(platform, prometheus="http://x:9090")
     state, found, hint = checks(there, wanted)["autoscaling"]
-    assert (state, "scaledobjects.keda.sh" in found, "KEDA" in hint) == ("missing", True, True)
-    server.put(definition("scaledobjects.keda.sh"))
+    assert (state, "no kind ScaledObject" in found, "KEDA" in hint) == ("missing", True, True)
+    server.register(Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", status=True))
+    there = Cluster(there.login, there.namespace)  # as another command would find it
     state, found, hint = checks(there, wanted)["autoscaling"]
     assert (state, "nothing answers external.metrics.k8s.io" in found, "apiservice" in hint) == ("missing", True, True)
     server.register(Resource("external.metrics.k8s.io/v1beta1", "ExternalMetricValueList", "externalmetrics"))
-    assert checks(there, wanted)["autoscaling"][:2] == ("ok", "KEDA: 1 to 3 replicas of a release")
+    assert checks(there, wanted)["autoscaling"][:2] == ("ok", "KEDA: 1 to 3 replicas of a release by concurrency")
     server.put(namespace(there.namespace))
     labels = {"app.kubernetes.io/part-of": "slipway"}
     metadata = {"name": "d", "namespace": there.namespace, "labels": labels}
@@ -195,6 +211,50 @@ def test_autoscaling_needs_keda_where_it_is_asked_for(server, there, platform):
         True,
         True,
     )
+
+
+def test_keda_and_prometheus_are_found_and_install_tells_rollouts(server, there, platform):
+    with_kserve(server)
+    server.register(Resource("external.metrics.k8s.io/v1beta1", "ExternalMetricValueList", "externalmetrics"))
+    install(there, platform, dry_run=False, force=False)
+    state, found, hint = checks(there, platform)["autoscaling"]
+    assert (state, found) == (
+        "ok",
+        "off: as many replicas under any load: no Prometheus (slipway install looks for it)",
+    )
+    assert hint == "to follow the load: KEDA 2, and a Prometheus with manifests/monitoring"
+    prometheus(server)
+    url = "http://prometheus-operated.monitoring.svc:9090"
+    assert f"slipway install tells rollouts of {url}" in checks(there, platform)["autoscaling"][2]
+    changes = install(there, platform, dry_run=False, force=False)
+    assert [change.kind for change in changes if change.state == "changed"] == ["ServingRuntime"]
+    assert checks(there, platform)["autoscaling"][:2] == (
+        "ok",
+        f"KEDA: 1 to 3 replicas of a release by concurrency, by the Prometheus that was found ({url})",
+    )
+    assert {change.state for change in install(there, platform, dry_run=False, force=False)} == {"unchanged"}
+    prometheus(server, "another")
+    install(there, platform, dry_run=False, force=False)
+    state, found, hint = checks(there, platform)["autoscaling"]
+    assert "off: " in found
+    assert hint.startswith("there are several Prometheus, name one in kserve.prometheus: http://another.")
+
+
+def test_without_keda_the_metrics_of_pods_are_said_or_what_is_lacking(server, there, platform):
+    with_kserve(server)
+    install(there, platform, dry_run=False, force=False)
+    server.unregister("keda.sh/v1alpha1", "scaledobjects")
+    assert checks(there, platform)["autoscaling"][1].endswith("looks for it) and no KEDA")
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+        server.register(Resource("custom.metrics.k8s.io/v1beta1", "MetricValueList", f"pods/{name}"))
+    state, found, _ = checks(there, platform)["autoscaling"]
+    assert state == "ok"
+    assert found.startswith("HorizontalPodAutoscaler, because there is no Prometheus")
+    assert found.endswith("by concurrency (vllm:num_requests_running, vllm:num_requests_waiting)")
+    state, found, hint = checks(there, scaling(platform, scaling={"metric": "ttft"}))["autoscaling"]
+    assert (state, "nothing scales by ttft" in found, "KEDA" in hint) == ("missing", True, True)
+    off = checks(there, scaling(platform, prometheus=None))["autoscaling"]
+    assert off[:2] == ("ok", "off: as many replicas under any load: kserve.prometheus is null")
 
 
 def test_argo_without_a_controller_that_is_ready_is_not_ok(server, there, platform):
@@ -217,7 +277,7 @@ def test_what_rollouts_need_is_installed_where_kserve_is(server, there, platform
     with_kserve(server)
     assert checks(there, platform)["KServe"][:2] == (
         "missing",
-        "no ServingRuntime slipway/slipway-vllm, Role slipway/slipway-serve-kserve, "
+        "no ServingRuntime slipway/slipway-vllm, ConfigMap slipway/slipway-door, Role slipway/slipway-serve-kserve, "
         "RoleBinding slipway/slipway-serve-kserve, Role kserve/slipway-serve, RoleBinding kserve/slipway-serve-slipway",
     )
     brought = {

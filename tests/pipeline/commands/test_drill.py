@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from stages.parts.base.errors import ConfigError, DrillFailed, Interrupted
 from stages.parts.base.store import ModelStore, swap_link
-from stages.parts.endpoint.endpoint import endpoint
-from stages.parts.releases.release import CANDIDATE, current_release
-from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant
+from stages.parts.endpoint.endpoint import SERVERS, endpoint
+from stages.parts.endpoint.envoy import ROUTER, Admin
+from stages.parts.records.drills import Drill, drilled
+from stages.parts.releases.release import CANDIDATE, METRICS, current_release
+from stages.rollout.pressure import BY_NAME
+from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant, wait_until
 
 FAST = ("--set", "workload.concurrency=3", "--set", "workload.prompt_tokens=8", "--set", "workload.output_tokens=8")
 
@@ -52,48 +56,89 @@ def serve(store: ModelStore) -> None:
     assert said.returncode == 0, said.stderr
 
 
-def document(said: Said) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said.stdout)
-    return found
+def only(said: Said) -> Drill:
+    """The only drill of a document."""
+    (drill,) = json.loads(said.stdout)["drills"]
+    return Drill.model_validate(drill)
 
 
 def test_a_rollback_drill_goes_back_and_forward_without_a_failed_request(served: Served) -> None:
     said = served.drill("rollback", "--json")
     assert said.returncode == 0, said.stderr
-    told = document(said)
-    assert told["held"]
-    assert (told["release"], told["previous"], told["warm"]) == (served.new, served.old, True)
-    assert told["answers"]["failed"] == 0
-    assert set(told["answers"]["releases"]) == {served.old, served.new}
+    drill = only(said)
+    assert drill.failures == ()
+    assert (drill.release, drill.figures["previous"], drill.figures["warm"]) == (served.new, served.old, True)
+    assert drill.answers.failed == 0
+    assert set(drill.answers.releases) == {served.old, served.new}
     assert f"moving all traffic to {served.old}" in said.stderr
     found = endpoint(served.store)
     assert found
     assert found.release == current_release(served.store) == served.new
 
 
-def test_a_load_drill_that_misses_its_latency_target_fails_and_says_by_how_much(served: Served) -> None:
-    said = served.drill("load", "--peak", "2", "--seconds", "1", "--tpot-ms", "1")
-    assert said.returncode == 44
-    assert "TPOT p95" in said.stderr
-    assert "allowed 1 ms" in said.stderr
-    assert "4 requests in flight" in said.stderr
+def test_a_load_drill_keeps_its_result(served: Served) -> None:
+    said = served.drill("load", "--short", "--peak", "8")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("load          held")
+    assert "load: held, after" in said.stderr
+    (kept,) = [each for each in drilled(served.store, served.new) if each.drill == "load"]
+    assert (kept.short, kept.figures["peak_per_s"], kept.answers.failed) == (True, 8, 0)
 
 
-def test_a_failed_drill_is_still_one_document_for_programs(served: Served) -> None:
-    said = served.drill("load", "--seconds", "1", "--ttft-ms", "0.001", "--json")
-    assert said.returncode == 44
-    told = document(said)
-    assert (told["held"], told["concurrency"]) == (False, 6)
+def test_without_a_peak_nothing_is_begun(served: Served) -> None:
+    said = served.drill("all", "--short")
+    assert (said.returncode, said.stdout) == (ConfigError.exit_code, "")
+    assert "the peak is not known" in said.stderr
+    assert "add --peak" in said.stderr
+    assert {each.drill for each in drilled(served.store, served.new)} <= {"load", "rollback"}
+
+
+def test_requests_are_those_that_the_release_was_measured_with_unless_a_workload_is_named(served: Served) -> None:
+    record = served.store.releases / served.new / METRICS
+    record.write_text(json.dumps({"workload": {"request_rate_per_s": 8.0, "output_tokens": 1}}))
+    measured = only(served.drill("load", "--short", "--json"))
+    assert (measured.figures["peak_per_s"], measured.figures["tpot_p95_ms"]) == (8, None), "of one token each"
+    named = served.drill("load", "--short", "--workload", "chat")
+    assert "the peak is not known" in named.stderr
+    record.unlink()
+
+
+def test_a_drill_that_fails_says_why_and_is_still_one_document_for_programs(served: Served) -> None:
+    said = served.drill("kv-full", "--short", "--peak", "8", "--json")
+    assert said.returncode == DrillFailed.exit_code
+    (failure,) = only(said).failures
+    assert "of the KV cache, so that nothing is shown" in failure
+    assert failure in said.stderr
+
+
+def test_an_interrupted_drill_ends_at_once_and_leaves_nothing_behind(served: Served) -> None:
+    before = {each.drill for each in drilled(served.store, served.new)}
+    command = [sys.executable, "-m", "pipeline", "drill", "slow-client", MODEL, "--peak", "8", *FAST]
+    variables = environment(served.store, stand_in=True)
+    process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+    admin = Admin(served.store.path / SERVERS)
+    in_flight = f"http.{ROUTER}.downstream_rq_active"
+    wait_until(lambda: admin.stats(f"^{in_flight}$")[in_flight] > 20, "slow clients")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == Interrupted.exit_code
+    assert "Traceback" not in said
+    wait_until(lambda: admin.stats(f"^{in_flight}$")[in_flight] == 0, "no request")
+    assert {each.drill for each in drilled(served.store, served.new)} == before
 
 
 @pytest.mark.slow
-def test_a_crash_drill_counts_what_failed_and_waits_for_the_recovery(served: Served) -> None:
-    said = served.drill("crash", "--json")
-    assert said.returncode == 0, said.stderr
-    told = document(said)
-    assert told["recovered_s"] > 0
-    assert told["answers"]["failed"] <= 3
-    assert told["answers"]["releases"][served.old] > 0, "the standby's"
+def test_all_drills_are_done_and_those_that_are_not_possible_here_are_named(served: Served) -> None:
+    said = served.drill("all", "--short", "--peak", "8", "--json")
+    document = json.loads(said.stdout)
+    failed = {each["drill"] for each in document["drills"] if each["failures"]}
+    assert [each["drill"] for each in document["drills"]] == [name for name in BY_NAME if name != "scale"]
+    assert failed == {"kv-full"}, "the stand-in has no KV cache"
+    assert said.returncode == DrillFailed.exit_code
+    assert list(document["not_possible"]) == ["scale"]
+    crash = next(each for each in document["drills"] if each["drill"] == "crash")
+    assert crash["answers"]["releases"][served.old] > 0, "the standby's"
+    assert crash["answers"]["failed"] <= 3
 
 
 def test_without_an_endpoint_there_is_nothing_to_drill(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-from pipeline.local.doctor import describe
 from pipeline.planning.document import make_plan
 from pipeline.planning.page import summary
 from pipeline.settings.config import load
@@ -17,12 +16,11 @@ from scoring.capacity.storage import Scales, Storage
 from stages.optimize.ensure import ensure
 from stages.optimize.rounded import INT8
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.formats import FORMATS, Format, Kernel, storage_of
+from stages.parts.base.formats import FORMATS, Format, storage_of
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.machine.hardware import Processor
 from stages.parts.model.description import Description
-from stages.parts.vllm.support import missing_kernels
+from stages.parts.vllm.support import missing_kernel
 from tests.stages.optimize.tiny import acquire
 from tests.stages.parts.vllm.test_automatic import PUBLISHED
 
@@ -30,14 +28,11 @@ NAME: Final = "f12-blocks"
 BLOCK: Final = 64
 
 
-def no_kernel() -> object:
-    raise ValueError
-
-
+F12_WEIGHTS: Final = {"num_bits": 12, "type": "int", "group_size": BLOCK}
 F12_BLOCKS: Final = Format(
     Storage(label="12-bit", weight_bits=12, scales=(Scales(bits=8, inputs=BLOCK, outputs=BLOCK),), arithmetic="fp8"),
     INT8.quantizer,
-    Kernel("no_such_operator", no_kernel, avx512=True),
+    lambda _: {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": F12_WEIGHTS}}},
 )
 
 
@@ -81,15 +76,12 @@ def test_the_workflow_has_its_task_and_asks_check_for_it() -> None:
     assert " and F12-BLOCKS variants" in str(compiled["metadata"]["annotations"])
 
 
-def test_check_asks_vllm_for_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_check_asks_for_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert missing_kernels()[NAME].startswith("vLLM's CPU build has no 12-bit kernel for ")
-
-
-def test_doctor_names_it() -> None:
-    without = Processor(avx2=True, avx512=False, bf16=False, amx=False)
-    assert "kernels for int8 weights, but none for 4-bit and 12-bit weights" in describe(without).found
+    stated = F12_BLOCKS.configuration
+    assert stated
+    config = {**PUBLISHED["llama-3.1-8b"]["config"], "quantization_config": stated(BLOCK)}
+    assert missing_kernel(config, lora=False, allow_fallback=True) == "vLLM's CPU build has no w12a16 kernel"
 
 
 def test_the_stage_makes_it(tiny: Path, tmp_path: Path) -> None:

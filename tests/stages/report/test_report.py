@@ -8,8 +8,10 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,8 @@ from scoring.constraints import Constraints
 from scoring.metrics import odds, shown, si
 from scoring.profile import Profile
 from stages.parts.base.store import ModelStore
-from stages.parts.records.evaluation import Capacity, Drift, Goodput, Speed, Trial
+from stages.parts.records.drills import Answers, Drill, keep
+from stages.parts.records.evaluation import Capacity, ColdStart, Drift, Goodput, Speed, Trial
 from stages.parts.records.production import Price
 from stages.parts.records.watch import FILE, Looks
 from stages.report.cells import Variants
@@ -215,19 +218,48 @@ def test_what_was_seen_of_the_release_in_production_is_in_the_report_of_its_run(
     release, path = written.decision.release, store.run(RUN) / JSON
     written.write(path)
     sound = alarm(release, agreement=1.0, alarms=(), learned=True)
-    bad = alarm(release, causes=("its server was restarted",))
-    Looks(looks=(sound, alarm("0009-other"), bad, bad, sound)).write(store.path / FILE)
+    began = alarm(release, causes=("its server was restarted",), changed=True)
+    bad = alarm(release)
+    Looks(looks=(sound, alarm("0009-other", changed=True), began, bad, sound)).write(store.path / FILE)
     renew(store, release)
     page = Page(path.with_name(HTML).read_text())
-    assert page.facts["watched"].startswith("4 looks since ")
-    (last,) = (text for term, text in page.facts.items() if term.startswith("last look "))
-    assert last.startswith("sound. agreement 1.0000, 0 of 200 requests failed")
-    (began,) = (text for term, text in page.facts.items() if term.startswith("alarm "))
-    assert began.startswith("alarm: answers. agreement 0.5000")
-    assert began.endswith("its server was restarted")
+    assert " alarm: answers. agreement 0.5000, 0 of 200 requests failed" in page.text
+    assert page.text.count("its server was restarted") == page.text.count(" sound. agreement 1.0000") == 1
     state = RunState(name=RUN, workflow="slipway", phase="Succeeded", arguments={"model": MODEL}, nodes=[])
     shown = LocalRun(store.run(RUN), state).show()
-    assert shown.document["report"]["watched"]["count"] == 4
+    assert len(shown.document["report"]["watched"]) == 2
+
+
+def test_drills_of_the_release_say_whether_it_is_ready_for_production(store):
+    written = decided(store)
+    assert "Production readiness" not in render(written)
+    assert written.decision
+    release, path = written.decision.release, store.run(RUN) / JSON
+    written.write(path)
+    answered = Answers(requests=312, failed=200, refused=200, errors=("503 too much",), releases={release: 112})
+    told: dict[str, Any] = {"release": release, "answers": answered, "at": datetime(2026, 1, 2, 3, 4, tzinfo=UTC)}
+    kept = Drill(drill="overload", failures=(), figures={"refused_p95_ms": 4.25, "previous": None}, **told)
+    keep(store, kept.model_copy(update={"failures": ("was slow",)}))
+    keep(store, kept.model_copy(update={"release": "0009-other"}))
+    keep(store, kept)
+    keep(store, Drill(drill="cold", failures=("took 90 s",), figures={"warm": True}, short=True, **told))
+    renew(store, release)
+    heads, *rows = Page(path.with_name(HTML).read_text()).tables["drills"]
+    assert heads[:2] == ["Drill", "Verdict"]
+    assert [row[:2] for row in rows] == [["overload", "held"], ["cold\nshort", "failed"]]
+    assert rows[0][2:] == ["312 requests, 200 refused, 200 failed, refused_p95_ms 4.25", "2026-01-02 03:04"]
+    assert rows[1][2].startswith("took 90 s; 312 requests")
+
+
+def test_the_parts_of_each_servers_cold_start_are_in_the_report(store):
+    written = decided(store)
+    assert "starts" not in Page(render(written)).tables
+    first, *others = written.evaluations
+    start = ColdStart(imports_s=15, weights_s=1.5, compilation_s=0, engine_s=3, first_answer_s=0.5)
+    timed = first.model_copy(update={"engine": first.engine.model_copy(update={"start": start})})
+    heads, *rows = Page(render(written.model_copy(update={"evaluations": (timed, *others)}))).tables["starts"]
+    assert heads == ["Cold start", "Imports", "Weights", "Compilation", "Engine", "First answer"]
+    assert rows == [[first.variant, "15.0 s", "1.5 s", "0.0 s", "3.0 s", "0.5 s"]]
 
 
 def test_an_incomplete_decision_names_what_is_missing(store):

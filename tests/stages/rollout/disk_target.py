@@ -62,6 +62,9 @@ class DiskTarget:
     def replicas(self, release: str) -> Replicas:
         raise NotImplementedError
 
+    def servers(self, release: str) -> tuple[int, int]:
+        return 1, int(self._alive(release))
+
     def deploy(self, release: str) -> None:
         with self._noted("deploy"):
             found = self._read()
@@ -135,15 +138,15 @@ class DiskTarget:
             raise ServerFailed(f"the server of {release} is gone") from error
         return read_counters(text, str(state and state["pid"]))
 
-    def neighbours(self, release: str) -> list[str]:
-        return []
-
     def client_url(self) -> str:
         return self.url(self._read()["stable"])
 
     def kill(self, release: str) -> Callable[[], bool]:
         self.stop(release)
         return lambda: False  # nothing starts another one
+
+    def last_start(self, release: str) -> tuple[float | None, str]:
+        return None, ""
 
     def calls(self) -> list[str]:
         """The calls that changed something, in order."""

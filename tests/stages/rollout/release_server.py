@@ -7,9 +7,11 @@ slept: what a rollout reads of a server is what the server says of itself. Only 
 long. SIGTERM lets what has begun end. Standard library only: it starts in a tenth of a second.
 """
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -35,6 +37,10 @@ class Server(ThreadingHTTPServer):
         self.asked = self.failed = self.refused = self.running = 0
         self.tokens: list[int] = []
         self.started_s = time.monotonic()
+        self.waiting = self.cached = 0
+        """Requests, and tokens in its KV cache."""
+        self.slots = threading.Semaphore(behaviour.get("slots", 10_000))
+        self.computing = threading.Lock()
 
     @property
     def loaded(self) -> bool:
@@ -96,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         if "image_url" in str(asked.get("messages")) and self.server.behaviour.get("refuses_pictures"):
             return self.reply(400, json.dumps({"error": {"message": "At most 0 image(s) may be provided"}}).encode())
         if asked.get("stream"):
-            return self.stream(asked, tokens)
+            return self.scheduled(asked, tokens)
         self.count(tokens)
         logprob = UNSURE if self.server.behaviour.get("garbage") else SURE + self.server.behaviour.get("shift", 0.0)
         prompt = asked.get("prompt", "a chat")
@@ -105,18 +111,62 @@ class Handler(BaseHTTPRequestHandler):
         said = {"system_fingerprint": self.server.fingerprint, "usage": {"completion_tokens": tokens}}
         return self.reply(200, json.dumps(said | {"choices": choices}).encode())
 
+    def scheduled(self, asked: dict[str, Any], tokens: int) -> None:
+        """Stream once there is a slot. At most ``waits`` requests wait for one; more get a 503 or what ``beyond`` says.
+        The KV cache has ``kv_tokens``; what does not fit waits, or gets a 500 if ``kv_fails``. Each request that
+        waits makes others take ``thrashes_s`` longer."""
+        server, told = self.server, self.server.behaviour
+        length = len(asked.get("prompt", "")) + tokens
+        if length > told.get("refuses_beyond_tokens", 1e9):
+            return self.reply(400, b'{"error": {"message": "too long"}}')
+        if server.waiting >= told.get("waits", 10_000):
+            time.sleep(told.get("refuses_after_s", 0))
+            if told.get("refuses_in_streams"):
+                error = {"error": {"message": "too much to do", "code": told["refuses_in_streams"]}}
+                return self.reply(200, f"data: {json.dumps(error)}\n\ndata: [DONE]\n\n".encode())
+            return self.reply(told.get("beyond", 503), b'{"error": {"message": "too much to do"}}')
+        with server.lock:
+            if told.get("kv_fails") and server.cached + length > told["kv_tokens"]:
+                return self.reply(500, b'{"error": {"message": "out of memory"}}')
+            server.waiting += 1
+        with server.slots:
+            while told.get("kv_tokens") and server.cached + length > told["kv_tokens"]:
+                time.sleep(0.01)
+            with server.lock:
+                server.waiting -= 1
+                server.cached += length
+            time.sleep(server.waiting * told.get("thrashes_s", 0))
+            try:
+                self.stream(asked, tokens)
+            except OSError:
+                if told.get("leaks"):
+                    with server.lock:
+                        server.waiting += 1
+            finally:
+                with server.lock:
+                    server.cached -= length
+        return None
+
     def stream(self, asked: dict[str, Any], tokens: int) -> None:
-        """Token by token; the last event has the fingerprint, and the usage if it was requested."""
+        """Token by token; the last event has the fingerprint, and the usage if it was requested. A prompt of more than
+        256 tokens takes ``long_s`` more, in which nothing else is computed if it ``blocks``. Events may be ``padded``
+        by many bytes, for which the system has little room."""
+        if padding := self.server.behaviour.get("padded"):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        if len(asked.get("prompt", "")) > 256 and "long_s" in self.server.behaviour:
+            with self.server.computing if self.server.behaviour.get("blocks") else contextlib.nullcontext():
+                time.sleep(self.server.behaviour["long_s"])
         chat, usage = "messages" in asked, asked.get("stream_options", {}).get("include_usage", False)
         last = {"system_fingerprint": self.server.fingerprint}
         for number in range(tokens):
-            time.sleep(self.server.token_s if number else self.server.first_s)
+            with self.server.computing if self.server.behaviour.get("blocks") else contextlib.nullcontext():
+                time.sleep(self.server.token_s if number else self.server.first_s)
             if not number:
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream; charset=utf-8")
                 self.end_headers()
             reason = "length" if number + 1 == tokens else None
-            said: dict[str, Any] = {"delta": {"content": "!"}} if chat else {"text": "!"}
+            said: dict[str, Any] = {"delta": {"content": "!"}} if chat else {"text": "!" * (padding or 1)}
             event = {"model": asked["model"], "choices": [said | {"index": 0, "finish_reason": reason}]}
             self.event(event | (last if reason and not usage else {}))
         self.count(tokens)
@@ -186,7 +236,8 @@ def metrics(server: Server) -> str:
     lines += [f"vllm:request_prompt_tokens_sum {PROMPT_TOKENS * len(tokens)}"]
     lines += [f"vllm:request_prompt_tokens_count {len(tokens)}"]
     running = 0 if server.behaviour.get("tells_late") else running  # as one does whose short requests come together
-    lines += [f"vllm:num_requests_running {running}", "vllm:num_requests_waiting 0"]
+    lines += [f"vllm:num_requests_running {running}", f"vllm:num_requests_waiting {server.waiting}"]
+    lines += [f"vllm:kv_cache_usage_perc {server.cached / server.behaviour.get('kv_tokens', 1e9)}"]
     many = [each for each in tokens if each > 1]
     for name, value, count in (
         ("vllm:time_to_first_token_seconds", server.first_s, len(tokens)),

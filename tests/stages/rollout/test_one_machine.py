@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,19 @@ import pytest
 from stages.parts.base.errors import ConfigError, Conflict, Degraded, ServerFailed, TransientError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
-from stages.parts.base.workload import Slo, Workload
+from stages.parts.base.workload import Workload
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, Wanted, endpoint, stop
 from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
 from stages.parts.records.watch import FILE, Looks, seen
-from stages.parts.releases.release import Split
+from stages.parts.releases.release import METRICS, Split
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding, serves_on_gpu
 from stages.parts.vllm.client import RELEASE_HEADER, Access, http
 from stages.parts.vllm.prometheus import read_counters
 from stages.parts.vllm.server_log import ServerLog
-from stages.rollout.drills import SteadyLoad, access_to, drill_crash, drill_load
+from stages.rollout import drills
+from stages.rollout.drills import SteadyLoad, drill_cold, drill_crash
 from stages.rollout.one_machine import OneMachine
 from stages.rollout.slices import send_pairs
 from tests.serving import (
@@ -46,6 +46,7 @@ from tests.serving import (
     stand_in_variant,
     wait_until,
 )
+from tests.webhook import hook
 
 WORKLOAD = Workload(
     name="small",
@@ -257,8 +258,8 @@ def test_the_standby_answers_while_the_stable_server_restarts(place: Place) -> N
     place.target.promote(new)
     drilled = drill_crash(place.store, place.target, WORKLOAD)
     assert drilled.release == new
-    assert drilled.failures() == []
-    assert drilled.recovered_s is not None
+    assert drilled.failures == ()
+    assert drilled.figures["recovered_s"] is not None
     assert drilled.answers.releases[old] > 0
     assert drilled.answers.failed <= WORKLOAD.concurrency
 
@@ -405,16 +406,39 @@ def test_without_an_endpoint_nothing_is_stable_and_nothing_can_be_shifted(place:
         place.target.counters(release)
 
 
-def test_the_load_drill_fails_beyond_the_latency_targets(place: Place) -> None:
-    place.target.deploy(place.release(1, token_s=0.02))
-    access = access_to(place.store, place.endpoint().url)
-    lenient = drill_load(access, WORKLOAD, peak=3, seconds=3, slo=Slo(ttft_ms=60_000, tpot_ms=60_000))
-    assert lenient.failures() == []
-    assert lenient.concurrency == 6
-    assert lenient.answers.failed == 0
-    assert lenient.output_tokens_per_s > 0
-    strict = drill_load(access, WORKLOAD, peak=3, seconds=1, slo=Slo(ttft_ms=60_000, tpot_ms=1))
-    assert [failure.split()[0] for failure in strict.failures()] == ["TPOT"]
+def test_a_cold_start_is_timed_by_its_parts_and_judged_by_what_was_measured(place: Place) -> None:
+    release = place.release(1, token_s=0.01)
+    place.target.deploy(release)
+    result = drill_cold(place.store, place.target, WORKLOAD)
+    figures = result.figures
+    assert (result.failures, result.answers.failed) == ((), 0)
+    assert figures["process_s"] > 0, "the pause before the restart"
+    parts = ("process_s", "imports_s", "weights_s", "compilation_s", "engine_s", "first_answer_s")
+    assert sum(figures[part] for part in parts) == pytest.approx(figures["total_s"], abs=0.2)
+    assert (figures["weights_s"], figures["compilation_s"]) == (0.25, 0.5), "as its log says"
+    assert figures["measured_s"] is None
+
+
+def test_a_server_that_does_not_come_back_fails_the_cold_drill(place: Place, tmp_path: Path) -> None:
+    release = place.release(1, token_s=0.01)
+    place.target.deploy(release)
+    engine: dict[str, Any] = {
+        "name": "vllm",
+        "version": "0",
+        "arguments": [],
+        "dtype": "bfloat16",
+        "quantization": None,
+    }
+    measured = {"engine": engine | {"kernel": None, "ready_s": 0.1}}
+    (place.store.releases / release / METRICS).write_text(json.dumps(measured))
+    behaviour = place.store.releases / release / "behaviour.json"
+    behaviour.unlink()  # it is shared with the source
+    behaviour.write_text(json.dumps({"starts_after": str(tmp_path / "back")}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drills, "NOTICED_S", 3.0)
+        result = drill_cold(place.store, place.target, WORKLOAD)
+    assert result.failures == (f"{release} did not answer within 3 s",)
+    (tmp_path / "back").touch()
 
 
 @pytest.mark.parametrize(
@@ -553,46 +577,31 @@ vllm:request_prompt_tokens_count{engine="0"} 4
     assert told.tpot == ()
 
 
-class Notified(BaseHTTPRequestHandler):
-    """Keeps what is posted."""
-
-    def do_POST(self) -> None:
-        self.server.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_watch_ends_with_47_at_an_alarm_notifies_once_and_rolls_back(place: Place) -> None:
     old, new = place.two_releases(token_s=0.001)
     place.target.promote(new)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Notified)
-    server.posted = []  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with hook() as receiver:
 
-    def watched(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline", "watch", MODEL, "--store", str(place.store.root), *arguments]
-        command += ["--notify", f"http://127.0.0.1:{server.server_port}"]
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        def watched(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "pipeline", "watch", MODEL, "--store", str(place.store.root), *arguments]
+            command += ["--notify", receiver.url]
+            return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
-    sound = watched("--once")
-    assert sound.returncode == 0, sound.stderr
-    assert f"{new}: sound, still learning what is usual\n" in sound.stdout
-    (first,) = seen(place.store).looks
-    longer = first.model_copy(update={"context": 2048})
-    broken = first.model_copy(update={"promised": 2048})
-    Looks(looks=(longer, broken, broken)).write(place.store.path / FILE)
-    bad = watched("--every", "1s", "--rollback")
-    assert bad.returncode == Degraded.exit_code
-    assert f"error: {new} is no longer what it was: context" in bad.stderr
-    assert f"rolled back to {old}" in bad.stdout
-    assert place.endpoint().release == old
-    (posted,) = server.posted  # type: ignore[attr-defined]
-    assert posted["look"]["alarms"] == ["context"]
-    assert posted["text"].startswith(f"{MODEL}: {new}: alarm: context. ")
-    metrics = (place.store.path / "watch.prom").read_text()
-    assert f'slipway_watch_alarm{{model="{MODEL}",release="{new}"}} 1.0' in metrics
-    assert watched("--every", "0m").returncode == ConfigError.exit_code
-    server.shutdown()
+        sound = watched("--once")
+        assert sound.returncode == 0, sound.stderr
+        assert f"{new}: sound, still learning what is usual\n" in sound.stdout
+        (first,) = seen(place.store).looks
+        longer = first.model_copy(update={"context": 2048})
+        broken = first.model_copy(update={"promised": 2048})
+        Looks(looks=(longer, broken, broken)).write(place.store.path / FILE)
+        bad = watched("--every", "1s", "--rollback")
+        assert bad.returncode == Degraded.exit_code
+        assert f"error: {new} is no longer what it was: context" in bad.stderr
+        assert f"rolled back to {old}" in bad.stdout
+        assert place.endpoint().release == old
+        (posted,) = receiver.posted
+        assert posted["look"]["alarms"] == ["context"]
+        assert posted["text"].startswith(f"{MODEL}: {new}: alarm: context: ")
+        metrics = (place.store.path / "watch.prom").read_text()
+        assert metrics == f'slipway_watch_alarm{{model="{MODEL}",release="{new}"}} 1\n'
+        assert watched("--every", "0m").returncode == ConfigError.exit_code

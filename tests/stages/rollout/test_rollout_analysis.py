@@ -16,7 +16,7 @@ from stages.parts.base.workload import Slo
 from stages.parts.records.rollout import ZERO, Analysis, Counters, Histogram, Journal, Observed, Side, Slice, Window
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.prometheus import read_counters
-from stages.rollout.analysis import Observation, analyse, check_quality, figures
+from stages.rollout.analysis import Observation, analyse, check_quality
 from stages.rollout.observation import FEWEST_PROMPT_TOKENS, MOST_PROMPT_TOKENS, Observer, prompt_tokens
 from stages.rollout.slices import LOST, Timing, add_pairs, begin_slice, end_slice, late_s, logs
 from stages.rollout.target import Target
@@ -94,28 +94,26 @@ def verdicts(analysis: Analysis) -> dict[str, str]:
     return {each.name: each.verdict for each in analysis.checks}
 
 
-def test_figures_are_differences_of_counters() -> None:
-    found = figures(told(300, failed=3, slow=30).since(told(200, failed=1, slow=30)))
-    assert (found.requests, found.answered, found.failed) == (100, 100, 2)
-    assert found.ttft_p95_ms == pytest.approx(95.5)  # all between 10 and 100 ms
-    assert found.tpot_p95_ms == pytest.approx(9.5)
-    assert (found.ttft_mean_ms, found.tpot_mean_ms) == (pytest.approx(50), pytest.approx(5))
+def test_what_was_counted_are_differences_of_counters() -> None:
+    found = told(300, failed=3, slow=30).since(told(200, failed=1, slow=30))
+    assert (found.answered, found.failed, found.ttft.observations) == (100, 2, 100)
+    assert (found.ttft.mean_s, found.tpot.mean_s) == (pytest.approx(0.05), pytest.approx(0.005))
 
 
-def test_an_empty_window_has_no_figures_rather_than_zero() -> None:
-    found = figures(told(5).since(told(5)))
-    assert (found.requests, found.ttft_p95_ms, found.tpot_p95_ms, found.ttft_mean_ms) == (0, None, None, None)
+def test_an_empty_window_has_no_mean_rather_than_zero() -> None:
+    found = told(5).since(told(5))
+    assert (found.ttft.observations, found.ttft.mean_s) == (0, None)
 
 
 def test_the_first_answer_of_a_server_that_had_reported_no_histogram_counts() -> None:
-    assert figures(told(7).since(NOTHING)).requests == 7
+    assert told(7).since(NOTHING).ttft.observations == 7
 
 
 def test_a_server_that_was_restarted_is_noticed_and_counted_from_zero() -> None:
     assert told(10, instance="two").restarted_since(told(5))
     assert told(4).restarted_since(told(5))
     assert not told(5).restarted_since(told(5))
-    assert figures(told(4, instance="two").since(told(500))).requests == 4
+    assert told(4, instance="two").since(told(500)).ttft.observations == 4
 
 
 def test_observations_are_above_a_limit_only_if_they_are_so_certainly() -> None:

@@ -210,9 +210,9 @@ def test_what_auto_did_not_try_is_neither_excluded_nor_missing(store, monkeypatc
 
 
 def test_a_variant_that_failed_a_gate_before_any_load_is_excluded_by_it_and_not_missing(store):
-    outcome(store, RUN, "evaluate", "awq", "left out", why="failed before any load: loses 9% of arc")
+    outcome(store, RUN, "evaluate", "awq", "left out", why="failed before its load: loses 9% of arc")
     _, decision, _ = select(store, BALANCED, VARIANTS)
-    assert decision.candidates[-1].excluded == "failed before any load: loses 9% of arc"
+    assert decision.candidates[-1].excluded == "failed before its load: loses 9% of arc"
     assert (decision.outcome, decision.missing) == ("decided", ())
 
 

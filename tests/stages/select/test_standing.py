@@ -11,14 +11,14 @@ import pytest
 from scoring.names import PRODUCTION
 from scoring.profile import Profile
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.serving_settings import ProductionServing, Recipe, Serving
+from stages.parts.base.serving_settings import AskedServing, ProductionServing, Recipe, Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import hardware
 from stages.parts.records.acquired import Acquired, read_intact
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, read_variant
-from stages.parts.releases.pinned import moved_stack, row_of_production
+from stages.parts.releases.pinned import MeasuredWith, moved_stack, pinned, row_of_production
 from stages.parts.releases.release import candidate, current_release, headline
 from stages.select.selection import select
 from stages.select.verify import verify
@@ -102,6 +102,53 @@ def test_an_equal_revision_is_equivalent_and_what_serves_stays(store):
     assert verify(store.run(RUN)).findings == []
 
 
+def requalified(store: ModelStore, **changed: float) -> Production:
+    """What is decided of what serves, measured under another version of vLLM with these figures."""
+    other = f"{PRODUCTION}+vllm-0.31.0"
+    released = read_variant(store.production)
+    for name, values in {PRODUCTION: SERVES, other: SERVES | changed}.items():
+        details = Details(name, noise=0.002)
+        measured = evaluation(store, released, details=details, **values)  # type: ignore[arg-type]
+        if name == other:
+            engine = measured.engine.model_copy(update={"version": "0.31.0", "stack": {"vLLM": "0.31.0"}})
+            recipe = Recipe(engine_version="0.31.0")
+            measured = measured.model_copy(update={"engine": engine, "recipe": recipe})
+            measured.write(store.evaluation(name))
+        outcome(store, RUN, "evaluate", name, "done", key=measured.key)
+    profile = BALANCED.model_copy(update={"reference": PRODUCTION})
+    return select(store, profile, [PRODUCTION, other]).decision
+
+
+def test_the_same_weights_under_another_engine_need_not_be_better(store):
+    before = current_release(store)
+    decision = requalified(store)
+    assert decision.standing is not None
+    assert (decision.standing.relation, decision.promotion) == ("not worse", "promoted")
+    assert decision.reason.startswith(f"Worse in nothing than {before}, which was in production, beyond the margins (")
+    assert current_release(store) == decision.release == f"0002-{before.removeprefix('0001-')}"
+    assert pinned(store, AskedServing(), decision.release).engine_version == "0.31.0"
+    assert pinned(store, AskedServing(), before).engine_version == ""
+    assert verify(store.run(RUN)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [
+        ({"quality": 0.5}, "loses 37.2% of arc (at least "),
+        ({"latency_ms": 9.0}, "latency +12."),
+    ],
+    ids=["quality", "speed"],
+)
+def test_an_engine_under_which_anything_is_worse_is_kept_with_what_got_worse(store, figures, reason):
+    before = current_release(store)
+    decision = requalified(store, **figures)
+    assert decision.standing is not None
+    assert (decision.standing.relation, decision.promotion) == ("worse", "kept")
+    assert any(reason in each for each in decision.standing.reasons), decision.standing.reasons
+    assert (current_release(store), candidate(store)) == (before, None)
+    assert verify(store.run(RUN)).findings == []
+
+
 def test_what_is_in_production_wins_no_run_and_is_no_missing_variant(store):
     decision = revised(store, quality=0.75)
     (row,) = [each for each in decision.candidates if each.variant == PRODUCTION]
@@ -148,10 +195,11 @@ def test_an_engine_or_a_card_that_the_release_was_not_measured_on_is_noticed(sto
     path.write_text(text)
     assert moved_stack(store) == ""
     path.write_text(text.replace('"version": "0.32.0"', '"version": "0.31.0"'))
-    said = f"{release}, which is in production, was measured on vLLM 0.31.0, and here is vLLM 0.32.0"
+    said = f"{release}, which is in production, was measured with vLLM 0.31.0, not vLLM 0.32.0"
     assert moved_stack(store) == said
     path.write_text(text.replace('"gpus": []', '"gpus": ["NVIDIA H100, 81559 MiB"]'))
-    assert f"was measured on NVIDIA H100, 81559 MiB, and here is {here}" in moved_stack(store)
+    assert f"was measured with NVIDIA H100, 81559 MiB, not {here}" in moved_stack(store)
+    assert MeasuredWith.of(store.production).moved({"vLLM": "0.32.0"}, None, "float32").endswith("float32")
 
 
 def test_its_evaluation_is_used_again_only_under_the_same_conditions(store):

@@ -212,12 +212,16 @@ def test_a_decision_stays_verifiable_after_the_variants_were_measured_again(stor
     assert found(store) == []
 
 
-def test_a_decision_stays_verifiable_after_a_second_measurement_under_the_same_conditions(store):
+@pytest.mark.parametrize(
+    "later", [{"started_at": "2026-02-03T04:05:06Z"}, {"seconds": 1e6}], ids=["begun anew", "continued"]
+)
+def test_a_decision_stays_verifiable_after_further_measuring_under_the_same_conditions(store, later):
     made = Variant.read(store.optimized("awq") / VARIANT)
     assert made is not None
     store.evaluation("awq").with_suffix(SAMPLES_SUFFIX).unlink()  # else the run's own would be written over
     evaluation(store, made, quality=0.7, latency_ms=20.0, throughput=50.0, weights_bytes=400)
-    change(store.evaluation("awq"), "started_at", to="2026-02-03T04:05:06Z")
+    for name, value in later.items():
+        change(store.evaluation("awq"), name, to=value)
     assert found(store) == []
 
 

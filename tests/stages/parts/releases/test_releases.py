@@ -154,6 +154,12 @@ def test_without_a_history_the_release_before_is_the_one_with_the_lower_number(s
     assert before(store, "0001-fp16-aaaaaaaaaaaa") is None
 
 
+def test_a_release_that_was_served_first_when_it_was_in_production_has_none_before_it(store: ModelStore) -> None:
+    empty(store, "0001-fp16-aaaaaaaaaaaa")
+    remember(store, _move("a", "0001-fp16-aaaaaaaaaaaa", before="0001-fp16-aaaaaaaaaaaa"))
+    assert before(store, "0001-fp16-aaaaaaaaaaaa") is None
+
+
 def test_the_catalogue_says_what_each_release_is(store: ModelStore) -> None:
     _, first, _ = select(store, BALANCED, VARIANTS)
     select(store, QUALITY, VARIANTS, serve=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,14 +12,21 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 
 from pipeline.upkeep.checking import Digests, check
 from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError, NotTrusted
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.endpoint.endpoint import SERVERS, endpoint, stop
-from stages.parts.releases.signing import KEY_VARIABLE, SIGNATURE, check_trust, sign, verify
+from stages.parts.releases.listing import catalogue
+from stages.parts.releases.provenance import BOM, PROVENANCE
+from stages.parts.releases.signing import KEY_VARIABLE, SIGNATURE, check_trust, sign, signer_of, verify
 from stages.select.selection import select
 from tests.samples import MODEL, measured_store
 from tests.serving import ROLLOUT, SERVING, environment, publish, stage, stand_in_variant
@@ -62,7 +70,65 @@ def test_what_is_published_with_a_key_is_signed_and_the_upstream_tool_accepts_it
     assert check(ModelStore(release.parents[2], MODEL), Digests()).unreferenced == ()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "production_metrics.json", "variant.json"])
+def test_provenance_and_a_bill_of_materials_are_signed_with_it_and_valid(
+    release: Path, keys: tuple[Path, Path]
+) -> None:
+    statement = json.loads((release / PROVENANCE).read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    json_format.ParseDict(statement["predicate"], Provenance())  # an unknown field is an error
+    for descriptor in [*statement["subject"], *statement["predicate"]["buildDefinition"]["resolvedDependencies"]]:
+        ResourceDescriptor.copy_from_pb(json_format.ParseDict(descriptor, ResourceDescriptor().pb)).validate()
+    assert verify(release, keys[1]) == statement["predicate"]
+    (source,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": "c" * 40}
+    assert source["uri"] == f"git+http://hub.example/{MODEL}@{'c' * 40}"
+    run = statement["predicate"]["runDetails"]
+    assert run["metadata"]["invocationId"] == "run-1"
+    assert run["builder"]["version"]["torch"] == "2.13.0"
+    described = {each["name"]: each["digest"]["sha256"] for each in [*statement["subject"], *run["byproducts"]]}
+    files = {path.name for path in release.iterdir()} - {SIGNATURE, PROVENANCE, BOM}
+    assert described == {name: sha256_of(release / name) for name in files}
+    bill = (release / BOM).read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
+    model = json.loads(bill)["metadata"]["component"]
+    assert (model["type"], model["name"], model["version"]) == ("machine-learning-model", MODEL, release.name)
+    assert {each["type"] for each in model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]} >= {"quality"}
+
+
+def test_a_bill_of_other_files_is_refused_although_it_is_signed(release: Path, keys: tuple[Path, Path]) -> None:
+    bill = json.loads((release / BOM).read_text())
+    bill["components"][0]["hashes"][0]["content"] = "0" * 64
+    for content, message in ((json.dumps(bill), "has other files than"), ("{", "is not valid"), ("[]", "is not valid")):
+        (release / BOM).write_text(content)
+        sign(release, keys[0])
+        with pytest.raises(NotTrusted, match=message):
+            verify(release, keys[1])
+    (release / BOM).unlink()
+    sign(release, keys[0])
+    with pytest.raises(NotTrusted, match="is not valid"):
+        verify(release, keys[1])
+    (release / PROVENANCE).unlink()  # as an older version published it
+    sign(release, keys[0])
+    assert verify(release, keys[1]) == {}
+
+
+def test_a_key_in_the_variable_itself_signs_and_the_signer_is_shown(release: Path, keys: tuple[Path, Path]) -> None:
+    signer = hashlib.sha256(keys[1].read_bytes()).hexdigest()
+    assert signer_of(release) == signer
+    store = ModelStore(release.parents[2], MODEL)
+    assert [row.signer for row in catalogue(store)] == [signer]
+    (release / SIGNATURE).unlink()
+    assert signer_of(release) == ""
+    sign(release, keys[0].read_text())
+    verify(release, keys[1])
+    assert signer_of(release) == signer
+    command = [sys.executable, "-m", "pipeline", "verify", MODEL, "--key", str(keys[1]), "--store", str(store.root)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"made of {MODEL} at {'c' * 40} by slipway" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "production_metrics.json", "variant.json", BOM])
 def test_one_altered_byte_is_refused(release: Path, keys: tuple[Path, Path], name: str) -> None:
     content = (release / name).read_bytes()
     (release / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

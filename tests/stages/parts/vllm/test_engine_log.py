@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import MeasurementFailed
-from stages.parts.vllm.server_log import ServerLog, error_in, facts, fallbacks, last_line, signal_in
+from stages.parts.records.evaluation import ColdStart
+from stages.parts.vllm.server_log import ServerLog, cold_start, error_in, facts, fallbacks, last_line, signal_in
+from stages.parts.vllm.sizing import LOAD_BYTES_PER_S, startup_s
 
 DEATHS = Path(__file__).with_name("deaths")
 
@@ -60,6 +62,36 @@ def test_dtype_quantization_kernel_cache_and_cores_are_read_from_the_log() -> No
     found = facts(QUANTIZED)
     assert (found.version, found.dtype, found.quantization) == ("0.32.0", "bfloat16", "auto_gptq")
     assert (found.kernel, found.kv_cache_tokens, found.cores) == ("CPUWNA16LinearKernel", 131_072, (4, 5))
+
+
+STARTED = """\
+(APIServer pid=1476) INFO 12-31 23:59:12 [api_utils.py:347]   version 0.32.0
+(EngineCore pid=1609) INFO 12-31 23:59:49 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m'
+(EngineCore pid=1609) INFO 12-31 23:59:51 [default_loader.py:501] Loading weights took 0.51 seconds
+(EngineCore pid=1609) INFO 12-31 23:59:53 [model_runner.py:424] Model loading took 0.01 GiB memory and 2.398877 seconds
+(EngineCore pid=1609) INFO 01-01 00:00:56 [core.py:396] init engine (profile, create kv cache, warmup model) took \
+63.17 s (compilation: 41.50 s)
+(APIServer pid=1476) INFO 01-01 00:00:57 [entry.py:140] Starting vLLM server on http://127.0.0.1:40673
+"""
+
+
+def test_the_parts_of_a_start_are_read_from_the_log_and_are_all_of_it() -> None:
+    start = cold_start(STARTED, 110.5, 1.25)
+    assert start
+    assert (start.weights_s, start.compilation_s, start.first_answer_s) == (2.399, 41.5, 1.25)
+    assert start.engine_s == pytest.approx(68 - 2.399 - 41.5)
+    assert start.imports_s == pytest.approx(110.5 - 68 - 1.25)
+    assert start.text.startswith("imports 41.2 s, weights 2.4 s, compilation 41.5 s, engine 24.1 s, first answer 1.2 s")
+
+
+def test_of_several_starts_the_last_one_counts_and_without_compilation_or_times_there_is_none() -> None:
+    eager = STARTED.replace(" (compilation: 41.50 s)", "").replace("2.398877", "7.5")
+    start = cold_start(STARTED + eager, 100, 1)
+    assert start
+    assert (start.weights_s, start.compilation_s) == (7.5, 0)
+    assert cold_start("", 100, 1) is None
+    assert cold_start(STARTED.replace("Initializing", "Beginning"), 100, 1) is None
+    assert cold_start(STARTED.replace("Starting", "Beginning"), 100, 1) is None
 
 
 def test_a_quantization_whose_name_has_a_hyphen_is_read_whole() -> None:
@@ -163,3 +195,11 @@ def test_each_fallback_is_reported_once_and_without_the_log_prefix():
     assert fallbacks(text) == (said,)
     assert facts(text).fallbacks == fallbacks(text)
     assert facts(QUANTIZED).fallbacks == ()
+
+
+def test_a_start_that_was_measured_says_how_long_another_one_may_take() -> None:
+    slow = ColdStart(imports_s=80, weights_s=10, compilation_s=200, engine_s=9, first_answer_s=1)
+    quick = ColdStart(imports_s=20, weights_s=1, compilation_s=0, engine_s=3, first_answer_s=1)
+    assert startup_s(0, 300, slow) == 3 * 290 + 3 * 10
+    assert startup_s(1000 * LOAD_BYTES_PER_S, 300, slow) == 3 * 290 + 1000, "a slower volume"
+    assert (startup_s(0, 25, quick), startup_s(0, 25)) == (600 + 3, 900)

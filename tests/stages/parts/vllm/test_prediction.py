@@ -10,7 +10,7 @@ import pytest
 
 from stages.parts.base.store import ModelStore
 from stages.parts.machine.accelerators import catalogue
-from stages.parts.records.evaluation import Evaluation
+from stages.parts.records.evaluation import ColdStart, Evaluation, cold_starts
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.vllm.prediction import Prediction, calibrations, predict, sized
 from stages.report.page import collect, contents, render
@@ -89,6 +89,16 @@ def test_an_unknown_gpu_and_a_cpu_calibrate_nothing(store: ModelStore) -> None:
     assert calibrations(store.root, catalogue()) == {}
     measured(store, CPU)
     assert calibrations(store.root, catalogue()) == {}
+
+
+def test_the_starts_that_were_measured_are_known_to_plans(store: ModelStore) -> None:
+    evaluation, _ = measured(store, CPU)
+    start = ColdStart(imports_s=20, weights_s=1, compilation_s=0, engine_s=3, first_answer_s=1)
+    timed = evaluation.engine.model_copy(update={"start": start})
+    evaluation.model_copy(update={"engine": timed}).write(store.evaluation("fp16"))
+    store.evaluation("awq").write_text("{")
+    assert cold_starts(store) == {"fp16": start}, "gptq's record has none"
+    assert cold_starts(ModelStore(store.root, "org/other")) == cold_starts(None) == {}
 
 
 def test_a_damaged_evaluation_and_a_model_of_an_unknown_type_are_left_out(store: ModelStore) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,9 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import ConfigError, PortInUse, ServerFailed, ServerKilled, SlipwayError
-from stages.parts.base.serving_settings import Serving
+from stages.parts.base.serving_settings import Serving, Speculation
 from stages.parts.base.store import ModelStore
+from stages.parts.machine.environment import engine_of
 from stages.parts.machine.hardware import LIMIT, core_parts, cpu_dtype, processor
 from stages.parts.vllm.arguments import (
     BINDING,
@@ -49,6 +51,7 @@ from tests.serving import (
 from tests.stages.parts.vllm.test_engine_log import DEATHS
 
 NAME = "served-by-this-test"
+OPENMP = Path(sys.prefix) / INTEL_OPENMP
 QUICK = Serving(startup_timeout_s=60)
 DEAD_WITHIN_S = 15.0
 
@@ -121,21 +124,39 @@ def test_settings_become_arguments_and_variables_that_override_them_are_removed(
     assert not {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"} & environment().keys()
 
 
-@pytest.mark.skipif(not INTEL_OPENMP.exists(), reason="vLLM's build for GPUs comes without it")
+@pytest.mark.usefixtures("stand_in")
+def test_another_version_of_vllm_is_started_in_its_own_environment(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    python = engine_of("9.9.9").directory / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "of its own, $VLLM_CACHE_ROOT"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    stand_in_variant(store, "fp16")
+    settings = QUICK.model_copy(update={"engine_version": "9.9.9"})
+    spec = ServerSpec(store.optimized("fp16"), NAME, settings, tmp_path / "vllm.log")
+    with running(spec):
+        assert f"of its own, {tmp_path}/slipway/vllm-9.9.9" in spec.log.read_text()
+    with running(replace(spec, settings=QUICK, log=tmp_path / "other.log")) as server:
+        assert "of its own" not in server.log.path.read_text()
+
+
+@pytest.mark.skipif(not OPENMP.exists(), reason="vLLM's build for GPUs comes without it")
 def test_a_server_that_speculates_on_a_processor_gets_intels_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/own.so")
     assert environment()["LD_PRELOAD"] == "/own.so"
-    preloaded = environment(speculates=True)["LD_PRELOAD"]
-    assert preloaded == f"{INTEL_OPENMP}:/own.so"
+    preloaded = environment(settings=Serving(speculation=Speculation(method="ngram")))["LD_PRELOAD"]
+    assert preloaded == f"{OPENMP}:/own.so"
     libraries = "print([line for line in open('/proc/self/maps') if 'libiomp5' in line])"
     ran = subprocess.run(
         [sys.executable, "-c", libraries],
-        env={"LD_PRELOAD": str(INTEL_OPENMP)},
+        env={"LD_PRELOAD": str(OPENMP)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert str(INTEL_OPENMP) in ran.stdout
+    assert str(OPENMP) in ran.stdout
 
 
 @pytest.mark.skipif(processor() is None, reason="the arithmetic is chosen on x86 processors alone")

@@ -17,18 +17,21 @@ import pytest
 import yaml
 
 from pipeline.settings.config import kserve_settings, load
-from stages.parts.base.errors import AccessDenied, DrillFailed, NothingToServe, RolledBack
+from stages.parts.base.errors import AccessDenied, ConfigError, DrillFailed, NothingToServe, RolledBack
 from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE
+from stages.parts.records.drills import Drill
+from stages.parts.records.drills import drilled as drills_of
 from stages.parts.records.rollout import under_way
 from stages.parts.releases import release as releases
 from stages.parts.releases.release import Split
 from stages.parts.vllm.client import Access, Reply
 from stages.rollout import drills
 from stages.rollout.commands import abort
-from stages.rollout.drills import Answers, CrashDrill, RollbackDrill, SteadyLoad, answers, drill_crash, drill_rollback
+from stages.rollout.drills import SteadyLoad, answers, drill_crash, drill_rollback
 from stages.rollout.kserve.settings import Scaling
 from tests.serving import REPOSITORY, Said, wait_until
+from tests.stages.parts.vllm.test_engine_log import STARTED
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
 from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS
@@ -128,42 +131,43 @@ def test_clients_decide_what_is_promoted_and_notice_only_the_errors_of_a_canary(
     assert kserve.kserve.sent_into_the_void == []
 
 
+def only(said: Said) -> Drill:
+    """The only drill of a document."""
+    (drill,) = json.loads(said.stdout)["drills"]
+    return Drill.model_validate(drill)
+
+
 def test_a_rollback_drill_prints_its_duration_and_restores_everything(serve: Serve) -> None:
     drilled = Drilled(serve(gateway=True))
     drilled.two_releases()
     before = drilled.served()
     said = drilled.drill("rollback")
     assert said.returncode == 0, said.stderr
-    (rollback_s,) = re.findall(r"^rollback_s +(\d+\.\d+)$", said.stdout, re.MULTILINE)
+    (rollback_s,) = re.findall(r"^rollback +held .*\brollback_s (\d+\.?\d*)", said.stdout, re.MULTILINE)
     assert float(rollback_s) > PROPAGATION_S
     assert re.search(rf"^{GOOD} gets all requests after \d+\.\d s$", said.stderr, re.MULTILINE)
-    assert re.search(r"^answers +requests \d{2,}, failed 0,", said.stdout, re.MULTILINE)
-    assert re.search(rf"releases {{'{NEXT}': \d+, '{GOOD}': \d+}}", said.stdout)
+    assert re.search(r"^rollback: held, after \d+ s$", said.stderr, re.MULTILINE)
     assert drilled.served() == before
     assert drilled.kserve.kserve.sent_into_the_void == []
-
-
-def test_a_rollback_may_take_up_to_its_limit() -> None:
-    answered = Answers(requests=9, failed=0, errors=(), releases={GOOD: 9})
-    took = RollbackDrill(
-        release=NEXT, previous=GOOD, warm=False, rollback_s=300, limit_s=300, forward_s=400, answers=answered
-    )
-    assert took.failures() == []
-    assert took.model_copy(update={"rollback_s": 300.1}).failures() == ["the rollback took 300.1 s, allowed 300 s"]
+    (kept,) = drills_of(drilled.kserve.store, NEXT)
+    assert (kept.drill, kept.verdict, set(kept.answers.releases)) == ("rollback", "held", {GOOD, NEXT})
+    assert kept.answers.requests > 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", OTHERS)
-def test_a_rollback_that_takes_too_long_fails_the_drill(serve: Serve, mode: str) -> None:
-    drilled = Drilled(serve(gateway=True, **MODES[mode]))
-    drilled.two_releases()
-    before = drilled.served()
-    said = drilled.drill("rollback", "--limit-s", "0.1", "--json")
-    told = json.loads(said.stdout)
-    assert (said.returncode, told["held"]) == (44, False)
-    assert f"error: the rollback took {told['rollback_s']:.1f} s, allowed 0.1 s" in said.stderr
-    assert (told["answers"]["failed"], set(told["answers"]["releases"])) == (0, {GOOD, NEXT})
-    assert drilled.served() == before
+def test_a_rollback_that_takes_too_long_fails_the_drill(
+    serve: Serve, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kserve = serve(gateway=True, **MODES[mode])
+    kserve.first(GOOD, **PACE)
+    kserve.make(NEXT, **PACE)
+    kserve.roll(NEXT)
+    monkeypatch.setattr(drills, "ROLLBACK_LIMIT_S", 0.1)
+    drill = drill_rollback(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, via=kserve.gateway.url)
+    assert drill.failures == (f"the rollback took {drill.figures['rollback_s']:.1f} s, allowed 0.1 s",)
+    assert (drill.answers.failed, set(drill.answers.releases)) == (0, {GOOD, NEXT})
+    assert kserve.connect().split() == Split(NEXT)
 
 
 def test_a_drill_whose_route_is_never_programmed_fails_in_time_and_is_given_up(serve: Serve) -> None:
@@ -186,16 +190,34 @@ def test_a_drill_whose_route_is_never_programmed_fails_in_time_and_is_given_up(s
     wait_until(lambda: drilled.served() == before, "the route is as it was")
 
 
-def test_a_load_drill_sends_requests_through_the_gateway(serve: Serve) -> None:
-    drilled = Drilled(serve(gateway=True))
-    said = drilled.drill("load", "--seconds", "1")
-    assert (said.returncode, "is not being served on kind" in said.stderr) == (33, True)
+def test_a_load_drill_sends_requests_through_the_gateway_without_a_store(serve: Serve, tmp_path: Path) -> None:
+    drilled, elsewhere = Drilled(serve(gateway=True)), ("--store", str(tmp_path / "none"))
+    said = drilled.drill("load", "--short", *elsewhere)
+    assert (said.returncode, "is not being served on kserve" in said.stderr) == (33, True)
     drilled.kserve.first(GOOD, **PACE)
-    said = drilled.drill("load", "--seconds", "1", "--ttft-ms", "60000", "--json")
-    told = json.loads(said.stdout)
-    assert (said.returncode, told["held"], told["concurrency"]) == (0, True, 6)
-    assert (told["answers"]["failed"], list(told["answers"]["releases"])) == (0, [GOOD])
-    assert told["ttft_p95_ms"] >= 20
+    said = drilled.drill("load", "--short", *elsewhere)
+    assert (said.returncode, "add --peak" in said.stderr) == (ConfigError.exit_code, True)
+    said = drilled.drill("load", "--short", "--peak", "4", "--json", *elsewhere)
+    drill = only(said)
+    assert (said.returncode, drill.failures, drill.answers.failed) == (0, (), 0)
+    assert list(drill.answers.releases) == [GOOD]
+    assert drill.figures["ttft_p95_ms"] >= 20
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_cold_start_on_a_cluster_is_timed_by_its_pod_and_its_log(serve: Serve, tmp_path: Path) -> None:
+    drilled = Drilled(serve(gateway=True))
+    drilled.kserve.kserve.log = STARTED
+    drilled.kserve.first(GOOD, loads_s=LOADS_S, **PACE)
+    said = drilled.drill("cold", "--json", "--store", str(tmp_path / "none"))
+    assert said.returncode == 0, said.stderr
+    figures = only(said).figures
+    assert figures["total_s"] >= LOADS_S
+    assert (figures["weights_s"], figures["compilation_s"]) == (2.399, 41.5)
+    assert figures["process_s"] < figures["total_s"]
+    drilled.kserve.server.forbidden.add(("get", "pods/log"))
+    said = drilled.drill("cold", "--json", "--store", str(tmp_path / "none"))
+    assert (said.returncode, "weights_s" in only(said).figures) == (0, False)
 
 
 def test_no_traffic_is_moved_if_no_request_is_answered(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,8 +240,8 @@ def settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drills, "SETTLE_S", 0.3)
 
 
-def crashed(kserve: OnKServe, *, canary: bool = False) -> CrashDrill:
-    return drill_crash(kserve.store, kserve.connect(), WORKLOAD, canary=canary, via=kserve.gateway.url)
+def crashed(kserve: OnKServe) -> Drill:
+    return drill_crash(kserve.store, kserve.connect(), WORKLOAD, via=kserve.gateway.url)
 
 
 def test_without_another_replica_a_crash_drill_reports_the_outage(serve: Serve, tmp_path: Path) -> None:
@@ -227,11 +249,11 @@ def test_without_another_replica_a_crash_drill_reports_the_outage(serve: Serve, 
     drilled.kserve.first(GOOD, loads_s=LOADS_S, **PACE)
     said = drilled.drill("crash", "--json", "--store", str(tmp_path / "none"))
     assert said.returncode == 0, said.stderr
-    told = json.loads(said.stdout)
-    assert (told["held"], told["release"], list(told["answers"]["releases"])) == (True, GOOD, [GOOD])
-    assert told["recovered_s"] >= LOADS_S
-    assert told["outage_s"] > 0
-    assert "503 no healthy upstream" in told["answers"]["errors"]
+    drill = only(said)
+    assert (drill.failures, drill.release, list(drill.answers.releases)) == ((), GOOD, [GOOD])
+    assert drill.figures["recovered_s"] >= LOADS_S
+    assert drill.figures["outage_s"] > 0
+    assert "503 no healthy upstream" in drill.answers.errors
     assert f"killing a server of {GOOD}" in said.stderr
     assert drilled.kserve.kserve.started == [GOOD, GOOD]
 
@@ -243,25 +265,11 @@ def test_with_another_replica_a_crash_fails_only_requests_in_flight(serve: Serve
     kserve.settings = kserve.settings.model_copy(update={"scaling": Scaling(minimum=2)})
     kserve.first(GOOD, loads_s=LOADS_S, **PACE)
     told = crashed(kserve)
-    assert told.failures() == []
-    assert told.recovered_s is not None
-    assert told.recovered_s >= LOADS_S
+    assert told.failures == ()
+    assert told.figures["recovered_s"] >= LOADS_S
     assert told.answers.failed <= WORKLOAD.concurrency
     assert [each.query for each in kserve.server.requests_for("delete", "*/pods/*")] == [{"gracePeriodSeconds": "0"}]
     assert kserve.kserve.started == [GOOD] * 3
-
-
-@pytest.mark.usefixtures("settling")
-def test_a_crash_drill_of_the_canary_leaves_the_stable_releases_pods_alone(serve: Serve) -> None:
-    kserve = serve(gateway=True)
-    kserve.first(GOOD, **PACE)
-    kserve.make(NEXT, **PACE)
-    target = kserve.connect()
-    target.deploy(NEXT)
-    wait_until(lambda: target.ready(NEXT), "the canary is ready")
-    told = crashed(kserve, canary=True)
-    assert (told.release, told.failures(), told.answers.failed) == (NEXT, [], 0)
-    assert kserve.kserve.started == [GOOD, NEXT, NEXT]
 
 
 @pytest.mark.usefixtures("settling")
@@ -271,15 +279,15 @@ def test_a_pod_that_does_not_come_back_fails_the_crash_drill(serve: Serve, monke
     kserve.first(GOOD, **PACE)
     (kserve.store.releases / GOOD / "behaviour.json").write_text('{"never_ready": true}')
     told = crashed(kserve)
-    assert (told.recovered_s, told.failures()) == (None, [f"{GOOD} was not up again after 1 s"])
+    assert (told.figures["recovered_s"], told.failures) == (None, (f"{GOOD} was not up again after 1 s",))
 
 
 @pytest.mark.usefixtures("settling")
 def test_a_crash_drill_that_cannot_kill_anything_says_why(serve: Serve) -> None:
     kserve = serve(gateway=True)
+    with pytest.raises(NothingToServe, match="org/name is not being served on kserve"):
+        crashed(kserve)
     kserve.first(GOOD, **PACE)
-    with pytest.raises(NothingToServe, match="no canary of org/name is being served"):
-        crashed(kserve, canary=True)
     kserve.server.forbidden.add(("delete", "pods"))
     with pytest.raises(AccessDenied, match='cannot delete resource "pods"') as raised:
         crashed(kserve)

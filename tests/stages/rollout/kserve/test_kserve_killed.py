@@ -32,14 +32,10 @@ def killed(kserve: OnKServe, call: str, *, done: bool, mode: str = "standard") -
         roll_out(kserve.store, kserve.connect(), NEXT, SETTINGS, until=until)
     if call == "remove":  # the canary, which has no traffic any more
         kserve.connect().shift(NEXT, 0)
-    kind, plural, name = ("InferenceService", "inferenceservices", kserve.name)
-    if mode == "route":
-        kind, plural, name = ("HTTPRoute", "httproutes", kserve.route)
-    asked = ("patch", f"*/{plural}/*")
+    asked = ("patch", f"*/{'httproutes' if mode == 'route' else 'inferenceservices'}/*")
 
     def so_far() -> int:
-        if done:
-            return int(kserve.server.find(kind, name)["metadata"]["generation"])
+        """The requests until now. The first may change nothing, and then no generation tells that it has come."""
         return len(kserve.server.requests_for(*asked))
 
     before = so_far()

@@ -59,7 +59,7 @@ def test_the_container_is_the_one_of_the_other_modes(tmp_path: Path) -> None:
     assert server["env"] == [*model["env"], *kept["env"]]
     assert server["securityContext"] == kept["securityContext"]
     assert [each["mountPath"] for each in server["volumeMounts"]] == [
-        each["mountPath"] for each in kept["volumeMounts"]
+        each["mountPath"] for each in (*model["volumeMounts"], *kept["volumeMounts"])
     ]
     assert [each.replace("8000", "8080") for each in server["args"]] == model["args"]
     assert server["resources"] == model["resources"]

@@ -18,19 +18,19 @@ from stages.parts.machine.hardware import LIMIT
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.arguments import GPU_ARGUMENT, engine_arguments
 from stages.rollout.kserve import knative
-from stages.rollout.kserve.autoscaling import scaled_object
+from stages.rollout.kserve.autoscaling import autoscaler
 from stages.rollout.kserve.llm import llm_service
 from stages.rollout.kserve.modes import mode_named
 from stages.rollout.kserve.objects import (
     ISVCS,
-    RUNTIME,
     USER,
     KServeEndpoint,
     disruption_budget,
     predictor_name,
 )
 from stages.rollout.kserve.route import service_name
-from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.scaler import RUNTIME
+from stages.rollout.kserve.settings import VERSION, KServe
 from stages.rollout.kserve.standard import canary, predictor
 from stages.select.selection import select
 from tests.adapters import untrained, write
@@ -69,6 +69,7 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
     assert model["args"][-len(measured) :] == measured
     assert model["args"][:2] == ["--served-model-name", "org/name"]
     assert "--enable-force-include-usage" in model["args"], "a gateway would not know the tokens of a stream"
+    assert model["args"][model["args"].index("--scheduling-policy") + 1] == "priority", "priorities would be ignored"
     assert model["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert "--tensor-parallel-size" in model["args"]
     assert model["env"] == [
@@ -77,7 +78,43 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
             "valueFrom": {"secretKeyRef": {"name": "slipway-api", "key": "key", "optional": True}},
         },
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "3700"},
+        {"name": "PYTHONPATH", "value": "/etc/slipway-door"},
     ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_pod_has_the_door(tmp_path: Path, mode: Any) -> None:
+    pods = service(endpoint(tmp_path), SECOND, mode)["spec"]["predictor"]
+    arguments, (mounted,) = pods["model"]["args"], pods["model"]["volumeMounts"]
+    module, _, name = arguments[arguments.index("--middleware") + 1].partition(".")
+    (volume,) = [each for each in pods["volumes"] if each["name"] == mounted["name"]]
+    door = yaml.safe_load((REPOSITORY / "manifests/kserve/door.yaml").read_text())
+    assert volume["configMap"]["name"] == door["metadata"]["name"]
+    assert f"class {name}:" in door["data"][f"{module}.py"]
+    assert {"name": "PYTHONPATH", "value": mounted["mountPath"]} in pods["model"]["env"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("slo", "within"),
+    [
+        ({"ttft_ms": 1000, "tpot_ms": 100}, ("1.0", "0.1")),
+        ({"ttft_ms": 3000, "tpot_ms": 50.5}, ("5.0", "0.075")),
+        ({"ttft_ms": 90_000, "tpot_ms": 90_000}, ("+Inf", "+Inf")),
+        (None, (None, None)),
+    ],
+)
+def test_pods_tell_the_targets_of_the_release_s_own_workload(
+    tmp_path: Path, mode: Any, slo: Any, within: tuple[str | None, str | None]
+) -> None:
+    at = endpoint(tmp_path)
+    before = service(at, SECOND, mode)["spec"]["predictor"]["labels"]["slipway/revision"]
+    (at.store.releases / SECOND).mkdir(parents=True)
+    (at.store.releases / SECOND / METRICS).write_text(json.dumps({"workload": {"slo": slo}}))
+    pods = service(at, SECOND, mode)["spec"]["predictor"]
+    marks = pods.get("annotations", {})
+    assert (marks.get("slipway/ttft-within-s"), marks.get("slipway/tpot-within-s")) == within
+    assert (pods["labels"]["slipway/revision"] == before) == (slo is None), "another template restarts pods"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -179,11 +216,21 @@ def test_a_release_is_served_by_the_recipe_that_it_was_measured_with(tmp_path: P
             )
 
 
+def test_a_release_is_served_by_the_image_of_the_vllm_that_it_was_measured_on(tmp_path: Path) -> None:
+    at = KServeEndpoint(ModelStore(tmp_path, "org/name"), AskedServing(), KServe(), "slipway")
+    run = engine(None).model_dump(mode="json")
+    for release, stack, version in ((FIRST, {"vLLM": "0.31.0"}, "0.31.0"), (SECOND, {}, VERSION)):
+        (at.store.releases / release).mkdir(parents=True)
+        (at.store.releases / release / METRICS).write_text(json.dumps({"engine": run | {"stack": stack}}))
+        model = predictor(at, release)["model"]
+        assert (model["image"], model["runtimeVersion"]) == (f"docker.io/vllm/vllm-openai:v{version}", f"v{version}")
+
+
 def test_the_version_of_vllm_is_that_of_the_evaluation() -> None:
     images = (REPOSITORY / "manifests/images/evaluate/Containerfile").read_text()
-    assert f"ARG VLLM_IMAGE={KServe().image}" in images
-    assert runtime()["spec"]["containers"][0]["image"] == KServe().image
-    assert ":latest" not in KServe().image
+    image = KServe().image.replace("{version}", VERSION)
+    assert f"ARG VLLM_IMAGE={image}" in images
+    assert runtime()["spec"]["containers"][0]["image"] == image
 
 
 def test_a_pod_that_stops_finishes_its_requests(tmp_path: Path) -> None:
@@ -223,10 +270,10 @@ def test_shared_memory_grows_with_the_gpus_and_is_part_of_the_memory(
     at = dataclasses.replace(endpoint(tmp_path, gpu=gpu), serving=Serving(tensor_parallel_size=size))
     for mode in MODES:
         pods = service(at, FIRST, mode)["spec"]["predictor"]
-        (shared,) = pods["volumes"]
+        shared, _ = pods["volumes"]
         assert shared == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{expected}Gi"}}
         assert int(pods["model"]["resources"]["limits"]["memory"].removesuffix("Gi")) > expected
-    assert canary(predictor(at, FIRST), 10)["predictor"]["volumes"] == [shared]
+    assert canary(predictor(at, FIRST), 10)["predictor"]["volumes"][0] == shared
     (mounted,) = [each for each in runtime()["spec"]["containers"][0]["volumeMounts"] if each["name"] == "shm"]
     assert mounted["mountPath"] == "/dev/shm"
     assert "shm" in {each["name"] for each in runtime()["spec"]["volumes"]}
@@ -338,8 +385,8 @@ def test_an_argument_that_kserve_treats_as_a_template_is_refused(tmp_path: Path)
 
 
 def test_replicas_follow_vllms_own_queue(tmp_path: Path) -> None:
-    at = endpoint(tmp_path, prometheus="http://p:9090", scaling={"minimum": 2, "maximum": 6, "concurrency": 7})
-    spec = scaled_object(at, SECOND, "d")["spec"]
+    at = endpoint(tmp_path, prometheus="http://p:9090", scaling={"minimum": 2, "maximum": 6, "target": 7})
+    spec = autoscaler(at, SECOND, "d")["spec"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 6)
     (trigger,) = spec["triggers"]
     assert trigger["metadata"]["threshold"] == "7"

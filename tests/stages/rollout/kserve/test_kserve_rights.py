@@ -14,6 +14,7 @@ from stages.parts.base.errors import RolledBack
 from stages.rollout.kserve.settings import LLM
 from stages.rollout.watch import look
 from tests.kubernetes import KubernetesServer
+from tests.kubernetes.objects import Resource
 from tests.serving import REPOSITORY
 from tests.stages.rollout.kserve.on_kserve import OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
@@ -66,7 +67,8 @@ def asked(kserve: OnKServe, space: str) -> set[Asked]:
 def rolled(kserve: OnKServe) -> OnKServe:
     """Through a first release, a canary that goes back, and the end."""
     copied = LLM(source="s3://bucket/models", cache_nodes="gpus")
-    kserve.settings = kserve.settings.model_copy(update={"prometheus": "http://127.0.0.1:9", "llm": copied})
+    changed = {"prometheus": "http://127.0.0.1:9", "llm": copied, "shared_host": "models.example.com"}
+    kserve.settings = kserve.settings.model_copy(update=changed)
     kserve.first()
     kserve.make(NEXT)
     with pytest.raises(RolledBack):  # Prometheus does not answer: nothing shows that it is as good
@@ -85,6 +87,17 @@ def test_exactly_the_rights_that_rollouts_need_in_any_mode_are_granted(tmp_path:
             finally:
                 kserve.kserve.stop()
             assert asked(kserve, "kserve") <= granted("kserve")
+    with KubernetesServer() as server:  # without KEDA
+        kserve = OnKServe(tmp_path / "pods", server, **MODES["route"])
+        try:
+            server.unregister("keda.sh/v1alpha1", "scaledobjects")
+            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+                server.register(Resource("custom.metrics.k8s.io/v1beta1", "MetricValueList", f"pods/{name}"))
+            kserve.first()
+            kserve.connect().replicas(GOOD)
+            used |= asked(kserve, "default")
+        finally:
+            kserve.kserve.stop()
     assert used | OF_THE_ENDING == granted("slipway")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.parts.base.errors import Conflict, RolledBack
+from stages.parts.base.errors import Conflict, RolledBack, TransientError
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.release import Split
@@ -226,8 +226,11 @@ def test_a_rollout_that_is_killed_continues_where_it_was(serve: Callable[..., On
         assert process.poll() is None, process.communicate()
         process.kill()
     kserve.kserve.gateway_stuck = False
-    with kserve.program() as again:
-        said, log = again.communicate(timeout=120)
+    for _ in range(3):  # as Argo does where the platform was slow to say what holds
+        with kserve.program() as again:
+            said, log = again.communicate(timeout=120)
+        if again.returncode != TransientError.exit_code:
+            break
     assert again.returncode == 0, log
     assert said.strip() == kserve.connect().client_url()
     assert kserve.connect().split() == Split(NEXT)

@@ -14,15 +14,15 @@ def simple_evaluate(
     samples: dict[str, list[int]] | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Three of every four items are right; none if the model is named ``wrong``. A model named ``unsure`` answers
-    a tenth of them otherwise, both ways equally often."""
+    """Three of every four items are right; none if the model or its recipe is named ``wrong``. A model named ``unsure``
+    answers a tenth of them otherwise, both ways equally often."""
     name = str(model_args["model"]).rpartition("-")[0]
     names = [each.task_name for each in tasks]
     asked = (samples or {}).get(names[0], range(min(limit or ITEMS, ITEMS)))
     with Path(os.environ["STANDIN_JOURNAL"]).open("a") as file:
         file.write(f"quality {name} {asked[0]}-{asked[-1]}\n")
     otherwise = (0, 1) if name == "unsure" else ()
-    right = {item: (item % 4 > 0) != (item % 20 in otherwise) and name != "wrong" for item in asked}
+    right = {item: (item % 4 > 0) != (item % 20 in otherwise) and not name.endswith("wrong") for item in asked}
     answers = [
         {"doc_id": item, "doc_hash": str(item), "filter": "none", "metrics": ["acc"], "acc": float(each)}
         for item, each in right.items()

@@ -23,7 +23,11 @@ from vllm.entrypoints.cli.bench import behaviour_of, bench, note
 LOG = """\
 (EngineCore pid=1) INFO 01-02 03:04:05 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: \
 dtype=torch.bfloat16, quantization=None, device_config=cpu
+(EngineCore pid=1) INFO 01-02 03:04:05 [default_loader.py:501] Loading weights took 0.25 seconds
 (EngineCore pid=1) INFO 01-02 03:04:05 [kv_cache_utils.py:2327] CPU KV cache size: 1,024 tokens, Maximum
+(EngineCore pid=1) INFO 01-02 03:04:06 [core.py:396] init engine (profile, create kv cache, warmup model) took 0.60 s \
+(compilation: 0.50 s)
+(APIServer pid=1) INFO 01-02 03:04:06 [entry.py:140] Starting vLLM server on http://127.0.0.1:1
 """
 
 

@@ -1,0 +1,117 @@
+"""Teams by tokens of an issuer, and what they used, on the cluster of KUBECONFIG (``make test-cluster``).
+
+It needs KServe, and Envoy Gateway with ``rateLimit`` and ``enableLua``, whose Gateway kserve/kserve-ingress-gateway
+names the EnvoyProxy slipway-usage. SLIPWAY_TEST_USAGE_URL is a PostgreSQL database that its pods and this machine
+reach.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from stages.parts.cluster.kinds import PODS, SECRETS
+from stages.parts.endpoint.clients import UNATTRIBUTED
+from stages.parts.endpoint.database import URL_VARIABLE
+from stages.rollout.kserve.applied import HTTP_ROUTES
+from tests.cluster.conftest import Place, Tell
+from tests.cluster.test_conformance import GATEWAYS, OURS, kserve, succeeded
+from tests.demo import MODEL
+from tests.manifests.gateway_bench import Issuer, running
+
+URL = "SLIPWAY_TEST_USAGE_URL"
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.e2e,
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs a cluster: set KUBECONFIG"),
+    pytest.mark.skipif(URL not in os.environ, reason=f"needs a PostgreSQL: set {URL}"),
+    pytest.mark.usefixtures("kserve"),
+]
+__all__ = ["kserve"]
+PROXIES = "envoy-gateway-system"
+OWNED = "gateway.envoyproxy.io/owning-gateway-name=kserve-ingress-gateway"
+
+
+@pytest.fixture(scope="module")
+def issuer(place: Place, address: str, monkeypatch_module: pytest.MonkeyPatch) -> Iterator[Issuer]:
+    """An issuer of tokens, whose clients the platform names; ``reports`` has a month's budget that one answer uses."""
+    monkeypatch_module.setenv(URL_VARIABLE, os.environ[URL])
+    with running(made := Issuer("0.0.0.0")):  # noqa: S104
+        tokens = {"issuer": made.url, "jwks_uri": f"http://{address}:{made.server_address[1]}/keys"}
+        clients = [{"name": "search", "cache_salt": "s" * 24}, {"name": "reports", "tokens_per_month": 1}]
+        document = {"tokens": tokens | {"audiences": ["slipway"], "claim": "team"}, "clients": clients}
+        (place.folder / "clients.yaml").write_text(yaml.safe_dump(document))
+        platform = yaml.safe_load((place.folder / "platform.yaml").read_text())
+        platform["cluster"]["clients"] = {"file": "clients.yaml", "usage_secret": "slipway-usage-test"}
+        (place.folder / "platform.yaml").write_text(yaml.safe_dump(platform))
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "slipway-usage-test", "namespace": PROXIES},
+            "data": {"url": base64.b64encode(os.environ[URL].encode()).decode()},
+        }
+        place.cluster.apply(SECRETS, secret, PROXIES)
+        place.answer("install")
+        succeeded(place.ended(place.submit(MODEL, "--set", "optimize.variants=[fp16]")))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def ask(place: Place, token: str, **body: Any) -> httpx.Response:
+    routes, _ = place.cluster.list(HTTP_ROUTES, labels=OURS)
+    host = next(each for each in routes if each["metadata"]["name"].endswith("-route"))["spec"]["hostnames"][0]
+    gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
+    told = {"model": MODEL, "prompt": "What is a list?", "max_tokens": 8} | body
+    headers = {"Host": host, "Authorization": f"Bearer {token}"}
+    return httpx.post(f"http://{gateway}/v1/completions", json=told, headers=headers, timeout=120)
+
+
+def usage(place: Place, since: str) -> dict[str, dict[str, Any]]:
+    rows = place.answer("usage", "--since", since, "--by", "client")
+    return {row["client"]: row for row in rows}
+
+
+def test_usage_is_what_vllm_counted_with_the_gateway_restarted_in_between(
+    place: Place, issuer: Issuer, tell: Tell
+) -> None:
+    since, told = datetime.now(UTC).isoformat(), {"prompt_tokens": 0, "completion_tokens": 0}
+    token = issuer.sign(team="search")
+    place.until(lambda: ask(place, token).status_code == 200, 300)
+    before = {pod["metadata"]["name"] for pod in place.cluster.list(PODS, PROXIES, labels=OWNED)[0]}
+    for number in range(100):
+        if number == 50:
+            for name in before:
+                place.cluster.delete(PODS, name, PROXIES)
+            place.until(lambda: ask(place, token).status_code == 200, 300)
+        answer = ask(place, token, max_tokens=4 + number % 8)
+        answer.raise_for_status()
+        for field in told:
+            told[field] += answer.json()["usage"][field]
+    place.until(lambda: usage(place, since)["search"]["output_tokens"] >= told["completion_tokens"], 60)
+    rows = usage(place, since)
+    lost = rows.get(UNATTRIBUTED, {"output_tokens": 0})["output_tokens"]
+    counted = sum(row["output_tokens"] for row in rows.values())
+    assert lost <= 0.005 * counted, rows
+    tell("usage over a restart of the gateway", f"{counted} output tokens counted by vLLM, {lost} of them unattributed")
+
+
+def test_who_has_no_token_is_refused_and_a_months_budget_ends(place: Place, issuer: Issuer, tell: Tell) -> None:
+    assert [ask(place, token).status_code for token in ("", issuer.sign(team="search", exp=1))] == [401, 401]
+    assert ask(place, issuer.sign(team="nobody")).status_code == 403
+    token = issuer.sign(team="reports")
+    assert ask(place, token).status_code == 200
+    refused = place.until(lambda: (answer := ask(place, token)).status_code == 429 and answer, 60)
+    assert "per month is used up" in refused.json()["error"]["message"]
+    tell("a month's budget", refused.json()["error"]["message"])

@@ -1,0 +1,34 @@
+"""A fixed part of what ``make fuzz`` does for long: altered input ends in a result or in one of our errors."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fuzz.feeding import Forbidden, bounded_memory, feed, watched
+from tests.fuzz.targets import TARGETS
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_can_not_be_read_is_refused_and_nothing_else_is_touched(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    target.prepare(tmp_path)
+    with bounded_memory():
+        for seed in range(target.inputs):
+            feed(target, target.make(Random(seed)), tmp_path)
+
+
+def test_a_path_elsewhere_a_program_and_an_endless_parser_are_noticed(tmp_path: Path) -> None:
+    for act in (
+        lambda: Path("/etc/hostname").read_bytes(),
+        lambda: (tmp_path.parent / "beside").write_text("x"),
+        lambda: subprocess.run(["true"], check=False),
+    ):
+        with pytest.raises(Forbidden), watched(tmp_path, names_files=False):
+            act()
+    (tmp_path / "inside").write_text("x")
+    with watched(tmp_path, names_files=False):
+        assert (tmp_path / "inside").read_text() == "x"
