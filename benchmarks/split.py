@@ -5,7 +5,7 @@
 Two real servers of the demo's model, a stable release and a canary, each on its own half of the cores, behind Envoy.
 First, users send their whole conversation again with every turn, while the canary's share grows as in a rollout: how
 much of the prompts is cached, by the answers' own counts, if conversations stick and if Envoy draws a release for each
-request. Then OpenAI's client streams in turns with and without copies of all requests.
+request. Then OpenAI's client streams in turns without copies and with copies of some or all requests.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ CONVERSATIONS: Final = 24
 QUESTION_TOKENS: Final = 96
 ANSWER_TOKENS: Final = 24
 AT_ONCE: Final = 4
-TURNS: Final = 20
-REQUESTS: Final = 12
-"""In each turn with or without copies."""
+TURNS: Final = 40
+REQUESTS: Final = 24
+"""In each turn at each share of copies."""
+COPIED: Final = (0, 5, 20, 100)
+"""Percent of the requests that are copied to the canary."""
+RESAMPLED: Final = 400
 KV_CACHE_MIB: Final = 64
 
 
@@ -125,7 +128,7 @@ def complete(url: str, session: str, prompt: list[int]) -> tuple[list[int], int]
 
 
 def copy_costs(url: str, proxy: Proxy, servers: list[Server], files: Path) -> None:
-    """Print the time to the first token and per answer with and without copies, and what the copies showed."""
+    """Print the time to the first token and per answer by the share of copied requests, and what the copies showed."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
     reader, turns = LogReader(files / NAME), list[dict[int, list[tuple[float, float]]]]()
 
@@ -140,26 +143,37 @@ def copy_costs(url: str, proxy: Proxy, servers: list[Server], files: Path) -> No
         list(pool.map(stream, range(-REQUESTS, 0)))  # it loads its own parts at the first request
         for turn in range(TURNS):
             turns.append({})
-            for copied in (0, 100) if turn % 2 else (100, 0):
+            for place in range(len(COPIED)):
+                copied, first = COPIED[(turn + place) % len(COPIED)], REQUESTS * (len(COPIED) * turn + place)
                 proxy.apply(split(servers, 0, copied))
-                turns[-1][copied] = list(pool.map(stream, range(1000 * turn + copied, 1000 * turn + copied + REQUESTS)))
-    for place, what in enumerate(("first token", "answer")):
-        for of, name in ((statistics.median, "p50"), (p95, "p95")):
-            shown = [[of([times[place] for times in turn[copied]]) or 0.0 for turn in turns] for copied in (0, 100)]
-            ratios = [with_copies / without for without, with_copies in zip(*shown, strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            without, with_copies = map(statistics.median, shown)
-            print(f"{what} {name}: {without:.1f} ms without copies, {with_copies:.1f} ms with", end="; ")
-            print(f"ratio {middle:.3f} (middle half of {TURNS} turns: {low:.2f}–{high:.2f})", flush=True)
+                turns[-1][copied] = list(pool.map(stream, range(first, first + REQUESTS)))
+    print("| copied | first token, p95 | ratio | answer, p95 | ratio |\n| --- | --- | --- | --- | --- |")
+    for copied in COPIED:
+        print(f"| {copied} % | {' | '.join(p95_ratio(turns, copied, place) for place in (0, 1))} |", flush=True)
     time.sleep(1)
     lines = list(reader.requests())
     copies = {line.copy_of: line for line in lines if line.copy_of}
     pairs = [compared(line, copies[line.id]) for line in lines if line.id in copies]
     timed = [pair.timings for pair in pairs if pair and pair.timings]
-    print(f"{len(copies)} copies of {TURNS * REQUESTS}; {sum(bool(pair and pair.lost) for pair in pairs)} lost")
+    lost = sum(bool(pair and pair.lost) for pair in pairs)
+    print(f"{len(copies)} copies of {TURNS * REQUESTS * len(COPIED)} requests; {lost} lost")
     for name in ("ttft_s", "tpot_s"):
         ratio = statistics.geometric_mean(getattr(own, name) / getattr(other, name) for own, other in timed)
         print(f"{name} of the canary, of {len(timed)} pairs: {ratio:.3f} times the stable release's")
+
+
+def p95_ratio(turns: list[dict[int, list[tuple[float, float]]]], copied: int, place: int) -> str:
+    """Say the p95 of all requests at a share of copies, and its ratio to that without; the turns are drawn anew for the
+    interval."""
+    drawn = random.Random(0)
+    resampled = [turns, *(drawn.choices(turns, k=len(turns)) for _ in range(RESAMPLED))]
+    shown = [
+        [p95([times[place] for turn in sample for times in turn[share]]) or 0.0 for sample in resampled]
+        for share in (0, copied)
+    ]
+    first, *ratios = [with_copies / without for without, with_copies in zip(*shown, strict=True)]
+    low, high = statistics.quantiles(ratios, n=20)[::18]
+    return f"{shown[1][0]:.1f} ms | {first:.3f} ({low:.2f}–{high:.2f})"
 
 
 if __name__ == "__main__":
