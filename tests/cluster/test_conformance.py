@@ -55,6 +55,8 @@ UPGRADE = "SLIPWAY_TEST_UPGRADE"
 UNDERNEATH = ("Kubernetes", "Argo Workflows", "KServe")
 SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput: 0.01, memory: 0.97}")
 """Weights by which int8 is the winner."""
+COPIES = ("--set", "rollout.mirror={percent: 100, duration_s: 60}")
+ANSWERED = "vllm:request_success_total"
 QUESTION = "What is a list?"
 OTHER_QUESTION = "a question that one template refuses"
 
@@ -68,6 +70,8 @@ class Clients:
         gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
         self._host, self.base = {"Host": route["spec"]["hostnames"][0]}, f"http://{gateway}"
         self.statuses: list[int] = []
+        self.releases: list[str] = []
+        """Which release gave each answer, as it says itself."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go)
 
@@ -79,7 +83,10 @@ class Clients:
         for question in itertools.cycle((QUESTION, OTHER_QUESTION)):
             if self._over.wait(0.5):
                 return
-            self.statuses.append(self.ask(question).status_code)
+            answer = self.ask(question)
+            self.statuses.append(answer.status_code)
+            if answer.is_success:
+                self.releases.append(answer.json()["system_fingerprint"])
 
     def __enter__(self) -> Clients:
         self._thread.start()
@@ -129,6 +136,30 @@ def repository(place: Place, address: str) -> Iterator[Bucket]:
 
 def seconds(run: ClusterRun) -> str:
     return f"{run.state.seconds or 0:.0f} s"
+
+
+def answered(place: Place, release: str) -> int:
+    """Count what a release's pod has answered, by vLLM's own counter."""
+    (pod,), _ = place.cluster.list(PODS, labels=f"{RELEASE}={release}")
+    told = httpx.get(f"http://{pod['status']['podIP']}:8080/metrics", timeout=30).text
+    return round(sum(float(line.rsplit(" ", 1)[1]) for line in told.splitlines() if line.startswith(ANSWERED)))
+
+
+def copied(place: Place, clients: Clients, run: str) -> str:
+    """Wait for a run's canary that gets copies; say what it and the clients got of each other's answers."""
+
+    def copies() -> str | None:
+        rollout = place.answer("rollout", "status", MODEL)["rollout"]
+        begun = rollout["run"] == run and (rollout["state"], rollout["step"]) == ("observing", 0)
+        return str(rollout["release"]) if begun and rollout["steps"][0] == 0 else None
+
+    canary = place.until(copies)
+    before, first = answered(place, canary), len(clients.releases)
+    time.sleep(20)
+    asked, got = clients.releases[first:], answered(place, canary) - before
+    assert got >= len(asked) > 5
+    assert canary not in asked
+    return f"in 20 s {got} answered by the canary (its own questions, too), none of the {len(asked)} of clients"
 
 
 def succeeded(run: ClusterRun) -> None:
@@ -288,8 +319,11 @@ def test_a_canary_that_can_not_start_is_rolled_back(place: Place, tell: Tell) ->
 def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: Place, tell: Tell) -> None:
     stable = place.answer("rollout", "status", MODEL)["split"]["stable"]
     with Clients(place) as clients:
-        name = place.submit(MODEL, *SMALLEST, "--set", "rollout.approval=true")
+        name = place.submit(MODEL, *SMALLEST, *COPIES, "--set", "rollout.approval=true")
+        tell("copies of all requests, before any client", copied(place, clients, name))
         place.until(partial(place.waits, name, "approve"))
+        first = place.answer("rollout", "status", MODEL)["rollout"]["analyses"][0]
+        assert (first["percent"], first["verdict"]) == (0, "promote")
         tell("what the approver is told", place.run(name).state.node("approve").message)
         (controller, *_), _ = place.cluster.list(PODS, "argo", labels="app=workflow-controller")
         told = httpx.get(f"https://{controller['status']['podIP']}:9090/metrics", verify=False).text  # noqa: S501
@@ -310,6 +344,19 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
     assert set(clients.statuses) == {200}, clients.statuses
     tell("slipway rollback from elsewhere", f"{stable} serves again after {took_s:.0f} s")
     tell("clients meanwhile", f"all {len(clients.statuses)} requests answered with 200")
+
+
+@pytest.mark.usefixtures("kserve")
+@pytest.mark.parametrize("drill", ["load", "cold", "rollback"])
+def test_a_drill_of_the_endpoint_from_outside(place: Place, tell: Tell, drill: str) -> None:
+    """``rollback`` needs the releases, which are on the volume: it is done in a pod."""
+    through = ("--set", f"kserve.gateway_url={Clients(place).base}")
+    where = () if drill == "rollback" else ("--engine", "local", "--store", str(place.folder / "none"))
+    (drilled,) = place.answer("drill", drill, MODEL, "--short", "--peak", "1", *through, *where)["drills"]
+    assert drilled["failures"] == []
+    numbers = {name: value for name, value in drilled["figures"].items() if isinstance(value, int | float)}
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    tell(f"drill {drill} from outside", f"{drilled['verdict']} after {drilled['seconds']:.0f} s: {figures}")
 
 
 @pytest.mark.usefixtures("kserve")
