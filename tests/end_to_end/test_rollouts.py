@@ -167,8 +167,10 @@ def stable(pipeline: Pipeline, finished: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def garbage(pipeline: Pipeline, stable: str) -> Tried:
+    """Copies of requests would come first."""
     name = imitation(pipeline.store, 101, VARIANTS[1], damage)
-    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS)
+    copies = ("--set", "rollout.mirror={percent: 100, duration_s: 20}")
+    return tried(pipeline, "rollout", "start", MODEL, "--release", name, *SETTINGS, *copies)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +228,7 @@ def test_a_release_that_answers_wrongly_never_gets_a_request_and_is_withdrawn(ga
     assert garbage.said.returncode == RolledBack.exit_code, garbage.said.stderr
     assert "agree with the recorded ones" in garbage.said.stderr
     assert (garbage.journal.state, garbage.journal.kind) == ("rolled back", "rollout")
+    assert (garbage.journal.steps[0], garbage.journal.observed) == (0, ())
     assert (garbage.left.release, garbage.left.canary) == (stable, None)
     no_client_noticed(garbage, [stable])
 
