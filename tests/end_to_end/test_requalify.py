@@ -11,6 +11,7 @@ import pytest
 
 from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.machine.environment import engine_of
+from stages.parts.records.rollout import read_journal
 from stages.parts.releases.release import current_release
 from stages.parts.vllm.client import http
 from tests.demo import MODEL
@@ -29,7 +30,7 @@ CHANGED: Final = (
     "workload.concurrency=2",
     "workload.quality_limit=40",
     "workload.divergence_documents=2",
-    "rollout.steps=[100]",
+    "rollout.steps=[50, 100]",
     "rollout.step_s=5",
     "rollout.min_requests=5",
     "rollout.ttft_slack_ms=5000",
@@ -80,6 +81,9 @@ def test_a_release_is_requalified_for_another_engine_and_rolled_back_with_its_ow
     assert decision["engine"]["version"].partition("+")[0] == OTHER
     assert current_release(pipeline.store) == decision["release"] != first["release"]
     assert serving_version(pipeline) == OTHER
+    journal = read_journal(pipeline.store)
+    assert journal
+    assert [step.percent for step in journal.observed] == [50, 100], "both versions answered beside each other"
     assert verified(pipeline, found)  # the next run goes on with what was measured of the release
 
     back = pipeline.call("rollback", MODEL, *SETTINGS)
