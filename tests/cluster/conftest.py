@@ -93,19 +93,17 @@ class Place:
     def image(self, family: str) -> str:
         return self.images.replace("{family}", family)
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline", *arguments]
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S
-        )
+    def call(self, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command, variables = [sys.executable, "-m", "pipeline", *arguments], environment or self.environment
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S)
 
-    def answer(self, *arguments: str) -> Any:
+    def answer(self, *arguments: str, environment: dict[str, str] | None = None) -> Any:
         """What a command prints with --json.
 
         Raises:
             AssertionError: it failed.
         """
-        ended = self.call(*arguments, "--json")
+        ended = self.call(*arguments, "--json", environment=environment)
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
