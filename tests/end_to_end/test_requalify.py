@@ -83,7 +83,7 @@ def test_a_release_is_requalified_for_another_engine_and_rolled_back_with_its_ow
     assert serving_version(pipeline) == OTHER
     journal = read_journal(pipeline.store)
     assert journal
-    assert [step.percent for step in journal.observed] == [50, 100], "both versions answered beside each other"
+    assert [step.percent for step in journal.observed] == [50], "both versions answered beside each other"
     assert verified(pipeline, found)  # the next run goes on with what was measured of the release
 
     back = pipeline.call("rollback", MODEL, *SETTINGS)
