@@ -8,15 +8,22 @@ import resource
 import signal
 import sys
 import sysconfig
+import tempfile
 import threading
+import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Any, Final, NamedTuple
 
 from stages.parts.base.errors import SlipwayError
-from tests.fuzz.targets import Files, Target
+from tests.fuzz.targets import TARGETS, Files, Target
 from tests.serving import REPOSITORY
 
+TURN_S: Final = 0.5
+"""How long one target is fed before the next."""
 LONGEST_S: Final = 5.0
 """Of the processor, for one input; they take milliseconds."""
 ROOM_BYTES: Final = 1 << 30
@@ -121,3 +128,35 @@ def check_message(error: SlipwayError) -> None:
     message = error.render()
     assert len(message) < LONGEST_MESSAGE, message[:1000]
     assert all(each.isprintable() for each in message.replace("\t", "").split("\n")), repr(message)
+
+
+class Fed(NamedTuple):
+    """What one process did."""
+
+    inputs: Counter[str]
+    defects: tuple[str, ...]
+
+
+def feed_all(names: tuple[str, ...], seed: int, minutes: float) -> Fed:
+    """Feed the targets by turns; of each one the first defect is kept, and it is not fed any more."""
+    inputs, defects, left = Counter[str](), list[str](), list(names)
+    end = time.monotonic() + minutes * 60
+    with tempfile.TemporaryDirectory(prefix="slipway-fuzz-") as folder, bounded_memory():
+        for name in names:
+            (Path(folder) / name).mkdir()
+            TARGETS[name].prepare(Path(folder) / name)
+        while left and time.monotonic() < end:
+            for name in tuple(left):
+                turn = time.monotonic() + TURN_S
+                while time.monotonic() < turn:
+                    number = seed + inputs[name]
+                    inputs[name] += 1
+                    try:
+                        feed(TARGETS[name], TARGETS[name].make(Random(number)), Path(folder) / name)
+                    except KeyboardInterrupt:
+                        raise
+                    except BaseException:  # whatever it is, it is a defect
+                        defects.append(f"{name}, input {number}:\n{traceback.format_exc()}")
+                        left.remove(name)
+                        break
+    return Fed(inputs, tuple(defects))
