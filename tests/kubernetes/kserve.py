@@ -548,6 +548,8 @@ class KServeController:
         spec = each.get("spec", {})
         canaries = spec.get("canary") or []
         stable = spec.get("predictor", {})
+        if any(variable["name"] == "PYTHONPATH" for variable in stable.get("model", {}).get("env", [])):
+            return 'setting PYTHONPATH in container "" is not allowed for security reasons'
         if canaries and each["metadata"].get("annotations", {}).get(MODE) != "Standard":
             return "canary is only supported in Standard deployment mode"
         for canary in canaries:

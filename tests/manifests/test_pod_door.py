@@ -70,11 +70,13 @@ def test_the_installed_vllm_loads_the_door_which_lets_in_what_is_offered_and_not
     code: str, tmp_path: Path
 ) -> None:
     (tmp_path / "slipway_door.py").write_text(code)
+    (tmp_path / "asked.py").write_text(ASKED)
     paths = sorted({*registered(), *OFFERED})
     done = subprocess.run(
-        [sys.executable, "-c", ASKED],
+        [sys.executable, "-m", "asked"],
         input=json.dumps([paths, METHODS]),
-        env=os.environ | DEVELOPMENT | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        env=os.environ | DEVELOPMENT,
         capture_output=True,
         text=True,
         check=False,

@@ -346,8 +346,8 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
         "env": [
             {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": secret},
             {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
-            {"name": "PYTHONPATH", "value": DOOR_MOUNT},
         ],
+        "workingDir": DOOR_MOUNT,
         "volumeMounts": [{"name": DOOR, "mountPath": DOOR_MOUNT, "readOnly": True}],
         "resources": resources,
         "startupProbe": health | {"failureThreshold": math.ceil(serving.startup_timeout_s / PROBE_PERIOD_S)},
