@@ -237,10 +237,6 @@ class Synchronization(ManifestPart):
         return tuple(substitute(mutex.name, lookup) for mutex in self.mutexes)
 
 
-class Suspend(ManifestPart):
-    pass
-
-
 class Template(ManifestPart):
     cluster_only = POD_FIELDS | {"failFast", "metadata"}
 
@@ -249,7 +245,6 @@ class Template(ManifestPart):
     outputs: Outputs = Outputs()
     container: Container | None = None
     dag: Dag | None = None
-    suspend: Suspend | None = None
     volumes: tuple[Volume, ...] = ()
     memoize: Memoize | None = None
     retry_strategy: RetryStrategy | None = None

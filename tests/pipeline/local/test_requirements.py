@@ -83,6 +83,17 @@ def test_missing_arguments_are_all_named(bench: Bench) -> None:
         bench.run(arguments(bench))
 
 
+def test_a_task_that_runs_no_container_is_refused_by_name(bench: Bench) -> None:
+    with bench.workflow() as workflow:
+        with dag(name="inner"):
+            Task(name="first", template=bench.program("first", "write('ran')"))
+        with dag(name="main"):
+            Task(name="outer", template="inner")
+    with pytest.raises(ConfigError, match="task 'outer' runs 'inner', which is no template with a container"):
+        bench.run(workflow)
+    assert not (bench.store / "ran").exists()
+
+
 def test_an_argument_that_no_parameter_takes_is_named(bench: Bench) -> None:
     with pytest.raises(UnknownName, match="unknown workflow parameter 'modle'") as caught:
         bench.run(arguments(bench), {"modle": "x"})
