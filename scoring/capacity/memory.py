@@ -200,7 +200,7 @@ class Layout:
     requests: int
     """How many of the workload's longest requests are in the KV cache at once."""
     reasons: tuple[str, ...] = ()
-    with_room: bool = True
+    with_room: bool = False
     """Whether it still fits if more memory is taken than was estimated."""
     short_bytes: int | None = 0
     """By how many bytes each GPU is short; None if something else than memory speaks against it."""

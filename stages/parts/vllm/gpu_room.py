@@ -16,7 +16,6 @@ from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.serving_settings import Serving
-from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import query_gpus
 from stages.parts.model.checkpoint import CONFIG, config_in, stated
 from stages.parts.model.published import storage_of_variant
@@ -67,7 +66,7 @@ def check_room(directory: Path, settings: Serving) -> None:
 
 def _placed(directory: Path, settings: Serving) -> PlacedVariant | None:
     """Read the variant in *directory*; None without GPUs, and where its memory can't be calculated."""
-    place = place_here(catalogue())
+    place = place_here()
     if place.accelerator is None or why_not_planned(settings, on_gpu=True):
         return None
     with contextlib.suppress(NotSizeable, DamagedModel, OSError, ValueError):
