@@ -14,6 +14,7 @@ from pipeline.commands.options import (
     ConfigOptions,
     LocalOptions,
     ModelArgument,
+    ReleaseOption,
     SetOption,
     StoreOptions,
     VolumeOptions,
@@ -147,9 +148,7 @@ def _in_production(model: str, release: str, is_served: bool) -> Printout:
 def export(
     model: ModelArgument,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A .tar file, or a directory, that is made.")],
-    release: Annotated[
-        str | None, typer.Option(help="A release's number or name. Default: the one in production.")
-    ] = None,
+    release: ReleaseOption = None,
     *,
     options: LocalOptions,
 ) -> Printout:
@@ -159,11 +158,8 @@ def export(
     take it. `release import` puts it into another store.
     """
     from pipeline.upkeep.image import export as write
-    from stages.parts.endpoint.endpoint import published
-    from stages.parts.releases.release import find
 
-    store = options.of_model(model)
-    folder = store.releases / find(store, release) if release else published(store)
+    store, folder = options.of_model(model), options.release_of(model, release)
     digest = write(folder, store.model, target)
     document = {"model": store.model, "release": folder.name, "path": str(target), "digest": digest}
     return Printout(document, f"{folder.name} is in {target} as an image: {digest}")

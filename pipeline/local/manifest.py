@@ -1,6 +1,7 @@
-"""The part of an Argo manifest that the workflow uses, as closed models: any other field is an error that names it.
+"""The part of an Argo manifest that the workflow uses on one machine, as closed models: any other field is an error
+that names it.
 
-A model's ``cluster_only`` names the fields that only say where and how a pod runs, or what a cluster keeps of it.
+A model's ``cluster_only`` names the fields that only say how a pod runs, or what a cluster shows of it.
 
 ``{{…}}`` in a text are references to parameters, outputs and the workflow itself. They are replaced once: a ``{{`` in a
 value stays as it is. ``{{=…}}`` (expression templates) is refused.
@@ -61,9 +62,6 @@ TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_lengt
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
 CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 AnyParameter = TypeVar("AnyParameter")
-POD_FIELDS: Final = frozenset(
-    {"automountServiceAccountToken", "metrics", "nodeSelector", "securityContext", "serviceAccountName", "tolerations"}
-)
 
 
 class ManifestPart(BaseModel):
@@ -108,10 +106,6 @@ class ParameterList(ManifestPart, Generic[AnyParameter]):
     parameters: tuple[AnyParameter, ...] = ()
 
 
-class Outputs(ParameterList[OutputParameter]):
-    cluster_only = frozenset({"artifacts"})
-
-
 class SecretKey(ManifestPart):
     name: str
     key: str
@@ -134,14 +128,12 @@ class Resources(ManifestPart):
 
 
 class VolumeMount(ManifestPart):
-    cluster_only = frozenset({"readOnly"})
-
     name: str
     mount_path: Annotated[str, Field(pattern="^/.")]
 
 
 class Container(ManifestPart):
-    cluster_only = frozenset({"image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"})
+    cluster_only = frozenset({"image", "terminationMessagePolicy"})
 
     command: tuple[str, ...] = Field(min_length=1)
     args: tuple[Text, ...] = ()
@@ -155,7 +147,7 @@ class Container(ManifestPart):
 
 
 class EmptyDir(ManifestPart):
-    cluster_only = frozenset({"medium", "sizeLimit"})
+    pass
 
 
 class Claim(ManifestPart):
@@ -228,8 +220,6 @@ class Mutex(ManifestPart):
 
 
 class Synchronization(ManifestPart):
-    cluster_only = frozenset({"semaphores"})
-
     mutexes: tuple[Mutex, ...] = ()
 
     def names(self, lookup: Callable[[str], str]) -> tuple[str, ...]:
@@ -238,11 +228,11 @@ class Synchronization(ManifestPart):
 
 
 class Template(ManifestPart):
-    cluster_only = POD_FIELDS | {"failFast", "metadata"}
+    cluster_only = frozenset({"failFast", "metrics"})
 
     name: TaskName
     inputs: ParameterList[Input] = ParameterList()
-    outputs: Outputs = Outputs()
+    outputs: ParameterList[OutputParameter] = ParameterList()
     container: Container | None = None
     dag: Dag | None = None
     volumes: tuple[Volume, ...] = ()
@@ -250,8 +240,6 @@ class Template(ManifestPart):
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
-    pod_spec_patch: str = ""
-    """How large a pod is; nothing here."""
 
     @property
     def program(self) -> Container:
@@ -267,14 +255,7 @@ class Template(ManifestPart):
 
 
 class Spec(ManifestPart):
-    cluster_only = POD_FIELDS | {
-        "executor",
-        "podGC",
-        "podMetadata",
-        "podPriorityClassName",
-        "ttlStrategy",
-        "workflowMetadata",
-    }
+    cluster_only = frozenset({"workflowMetadata"})
 
     entrypoint: str
     on_exit: str | None = None
@@ -286,7 +267,7 @@ class Spec(ManifestPart):
 
 
 class Metadata(ManifestPart):
-    cluster_only = frozenset({"annotations", "generateName", "labels", "namespace"})
+    cluster_only = frozenset({"annotations", "labels", "namespace"})
 
     name: str = ""
 

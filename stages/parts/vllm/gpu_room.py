@@ -10,7 +10,7 @@ from pathlib import Path
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
-from scoring.capacity.memory import Fit, MemorySettings, Parallelism, certain_reasons, fit, powers_of_two, surely_fits
+from scoring.capacity.memory import Fit, MemorySettings, certain_reasons, fit, powers_of_two, surely_fits
 from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB
@@ -38,7 +38,7 @@ class PlacedVariant:
     def on(self, size: int) -> Fit | None:
         """Calculate whether it fits on *size* GPUs; None if the model's KV cache can't be calculated."""
         with contextlib.suppress(NotSizeable):
-            return fit(self.model, self.storage, self.accelerator, Parallelism(size), self.settings)
+            return fit(self.model, self.storage, self.accelerator, size, self.settings)
         return None
 
     def fewest(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,28 @@ from pipeline.settings.config import load
 from pipeline.settings.platform import STORE_MOUNT
 
 STATUS = "workflow.status"
+CLUSTER_ONLY = {
+    *("artifacts", "automountServiceAccountToken", "executor", "imagePullPolicy", "medium", "nodeSelector", "podGC"),
+    *("podMetadata", "podPriorityClassName", "readOnly", "securityContext", "semaphores", "serviceAccountName"),
+    *("metrics", "sizeLimit", "tolerations", "ttlStrategy"),
+}
+"""Fields that only say where and how a pod runs, or what a cluster keeps of it."""
+
+
+def for_a_machine(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: for_a_machine(value) for name, value in part.items() if name not in CLUSTER_ONLY}
+    return [for_a_machine(each) for each in part] if isinstance(part, list) else part
 
 
 @pytest.fixture(scope="module", params=["local", "kind", "eks", "gke", "aks", "onprem"])
 def workflow(request: pytest.FixtureRequest) -> Workflow:
-    manifest = render(load(chosen={"platform": request.param}))
+    manifest = for_a_machine(render(load(chosen={"platform": request.param})))
     for template in manifest["spec"]["templates"]:
         template.pop("suspend", None)  # an approval, which no run on one machine has
+        template.pop("metadata", None)
+        if patch := template.pop("podSpecPatch", ""):
+            template["container"]["args"].append(patch)  # its references are known where those of the arguments are
     read = Manifest.model_validate(manifest)
     return Workflow("", read.spec, {template.name: template for template in read.spec.templates})
 
@@ -58,7 +74,6 @@ def texts_of(template: Template) -> Iterable[str]:
     if template.container:
         yield from (*template.container.command, *template.container.args)
         yield from (variable.value for variable in template.container.env)
-        yield template.pod_spec_patch
 
 
 def references(text: str) -> set[str]:
