@@ -353,7 +353,9 @@ def print_result(printout: Printout, as_json: bool) -> None:
     document, text, failure = printout
     printed = ""
     if as_json:
-        printed = json.dumps(document, indent=2) + "\n"
+        from pydantic_core import to_jsonable_python
+
+        printed = json.dumps(to_jsonable_python(document), indent=2) + "\n"
         sys.stdout.write(printed)
     elif text is not None:
         from rich.console import Console

@@ -85,10 +85,10 @@ def releases(
     if history:
         moves = summarized_moves(store)
         text = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
-        return Printout([move.model_dump(mode="json") for move in moves], text)
+        return Printout(moves, text)
     rows = catalogue(store, served(store, volume.load(), model))
     none = f"no release of {model} in {volume.store}; publish one with: slipway run {model}"
-    return Printout([row.model_dump(mode="json") for row in rows], _table(rows) if rows else none)
+    return Printout(rows, _table(rows) if rows else none)
 
 
 @commands.add("rollback org/name --to 3", cleans_up=True)

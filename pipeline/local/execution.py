@@ -16,7 +16,7 @@ from pipeline.local.attempt import Prepared
 from pipeline.local.folder import LOCKS, LOGS, MEMO, RunFolders, hold, memo_path, opened, save
 from pipeline.local.manifest import substitute
 from pipeline.local.resources import MachineResources, Pool
-from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Runner, Signal
+from pipeline.local.runner import INTERRUPTED, NEVER, POLL_S, Event, Runner
 from pipeline.local.workflow import ActiveDag, Job, Scope, parse
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import Node, RunState
@@ -188,7 +188,7 @@ def _signals_to(events: queue.SimpleQueue[Event]) -> Iterator[None]:
         return
     # SimpleQueue.put is reentrant, so that a signal handler may call it.
     handlers = {
-        number: signal.signal(number, lambda *_: events.put(Signal())) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda *_: events.put(None)) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -61,7 +61,6 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
 CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
-AnyParameter = TypeVar("AnyParameter")
 
 
 class ManifestPart(BaseModel):
@@ -77,33 +76,22 @@ class ManifestPart(BaseModel):
         return {key: value for key, value in data.items() if key not in cls.cluster_only}
 
 
-class Parameter(ManifestPart):
-    name: ParameterName
-    value: Text | None = None
-    description: str = ""
-
-
-class Input(ManifestPart):
-    name: ParameterName
-
-
-class Argument(ManifestPart):
-    name: ParameterName
-    value: Text
-
-
 class ValueFrom(ManifestPart):
     path: str = ""
     parameter: str = ""
 
 
-class OutputParameter(ManifestPart):
+class Parameter(ManifestPart):
+    """Of a workflow, with a value or not; of a task, with one; or an input or output of a template."""
+
     name: ParameterName
-    value_from: ValueFrom
+    value: Text | None = None
+    value_from: ValueFrom = ValueFrom()
+    description: str = ""
 
 
-class ParameterList(ManifestPart, Generic[AnyParameter]):
-    parameters: tuple[AnyParameter, ...] = ()
+class Parameters(ManifestPart):
+    parameters: tuple[Parameter, ...] = ()
 
 
 class SecretKey(ManifestPart):
@@ -163,7 +151,7 @@ class Volume(ManifestPart):
 class Task(ManifestPart):
     name: TaskName
     template: str
-    arguments: ParameterList[Argument] = ParameterList()
+    arguments: Parameters = Parameters()
     depends: str = ""
     when: str = ""
 
@@ -231,8 +219,8 @@ class Template(ManifestPart):
     cluster_only = frozenset({"failFast", "metrics"})
 
     name: TaskName
-    inputs: ParameterList[Input] = ParameterList()
-    outputs: ParameterList[OutputParameter] = ParameterList()
+    inputs: Parameters = Parameters()
+    outputs: Parameters = Parameters()
     container: Container | None = None
     dag: Dag | None = None
     volumes: tuple[Volume, ...] = ()
@@ -259,7 +247,7 @@ class Spec(ManifestPart):
 
     entrypoint: str
     on_exit: str | None = None
-    arguments: ParameterList[Parameter] = ParameterList()
+    arguments: Parameters = Parameters()
     templates: tuple[Template, ...] = Field(min_length=1)
     volumes: tuple[Volume, ...] = ()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None

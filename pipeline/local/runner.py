@@ -10,7 +10,6 @@ import contextlib
 import queue
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
@@ -28,12 +27,8 @@ INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
 
 
-@dataclass(frozen=True)
-class Signal:
-    """Ctrl-C or SIGTERM."""
-
-
-Event: TypeAlias = Ended | Signal
+Event: TypeAlias = Ended | None
+"""The end of an attempt, or, as None, Ctrl-C or SIGTERM."""
 
 
 class Runner:
@@ -126,7 +121,7 @@ class Runner:
 
     def take_in(self, event: Event) -> None:
         """Handle a signal, which stops everything, or the end of an attempt, which ends its task or is retried."""
-        if isinstance(event, Signal):
+        if event is None:
             self.signals += 1
             self._stop(INTERRUPTED)
         elif running := self.jobs[event.task].running:

@@ -131,7 +131,7 @@ class Job:
         """Return the values of its template's inputs, by reference."""
         scope = self.dag.scope()
         return {
-            f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
+            f"inputs.parameters.{parameter.name}": substitute(parameter.value or "", scope)
             for parameter in self.task.arguments.parameters
         }
 

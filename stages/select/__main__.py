@@ -49,11 +49,8 @@ def main() -> None:
             kept = f"Kept as {decision.release}, which is not published"
             done = f"Published as {decision.release}" if is_published else kept
             report.done(f"{decision.reason} {done} ({selection.placement}).", key=decision.key)
-    program.write_output("winner", decision.winner)
-    program.write_output("outcome", decision.outcome)
-    program.write_output("promotion", decision.promotion)
-    program.write_output("release", decision.release)
-    program.write_output("reason", decision.reason)
+    for name in ("winner", "outcome", "promotion", "release", "reason"):
+        program.write_output(name, getattr(decision, name))
     program.write_output("table", markdown(decision))
     print(decision.reason)
     if decision.outcome == "incomplete" and not allow:

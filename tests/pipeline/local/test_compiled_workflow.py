@@ -87,7 +87,7 @@ def test_every_reference_is_to_something_that_comes_before(workflow: Workflow) -
         tasks = {task.name: task for task in template.tasks}
         for task in template.tasks:
             earlier = [tasks[name] for name in ancestors(graph_of(template.tasks), task.name)]
-            texts = (task.when, *(argument.value for argument in task.arguments.parameters))
+            texts = (task.when, *(argument.value or "" for argument in task.arguments.parameters))
             found = {reference for text in texts for reference in references(text)}
             assert found <= known | outputs_of(workflow, earlier), task.name
         results = {each.value_from.parameter for each in template.outputs.parameters if template.dag}
