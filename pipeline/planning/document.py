@@ -18,7 +18,7 @@ from pipeline.planning.refusal import place_of, requirements
 from pipeline.settings.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
-from scoring.capacity.assumptions import ASSUMPTIONS, Assumption
+from scoring.capacity.assumptions import ASSUMED, Assumption
 from scoring.capacity.families import read_architecture
 from scoring.capacity.memory import Demand, contradictions
 from scoring.capacity.plan import Option, PlannedRecipe, PlanRequest, Targets, options
@@ -287,7 +287,7 @@ def _document(
         automatic=runs,
         starts={},
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
-        assumptions=ASSUMPTIONS,
+        assumptions=tuple(vars(ASSUMED).values()),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, StateSpace
-from scoring.capacity.assumptions import COMMUNICATION_GIB, ESTIMATE_ERROR, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
+from scoring.capacity.assumptions import ASSUMED
 from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout
 from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import loaded_bytes
@@ -83,15 +83,15 @@ def fit(model: Architecture, storage: Storage, accelerator: Accelerator, gpus: i
     """Whether vLLM would start, and with which KV cache."""
     limits = accelerator.batch_limits()
     widest = max(layer.feed_forward.passed_width for layer in model.counted)
-    forward = FORWARD_COPIES.value * model.hidden + MLP_COPIES * widest / gpus
+    forward = ASSUMED.forward_copies.value * model.hidden + MLP_COPIES * widest / gpus
     logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
-    communication = COMMUNICATION_GIB.value if gpus > 1 else 0
+    communication = ASSUMED.communication_gib.value if gpus > 1 else 0
     memory = MemoryUse(
         budget=int(accelerator.usable_bytes * settings.utilization),
         weights=sum(loaded_bytes(model, storage, gpus)),
         activations=int(limits.tokens * forward * HALF) + logits,
-        graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
-        runtime=int((RUNTIME_GIB.value + communication) * GIB),
+        graphs=0 if settings.enforce_eager else int(ASSUMED.graphs_gib.value * GIB),
+        runtime=int((ASSUMED.runtime_gib.value + communication) * GIB),
     )
     reasons = [*storage.unsupported(accelerator), *undivided(model, storage, gpus)]
     if reasons:
@@ -267,4 +267,4 @@ def _short(fitted: Fit, settings: MemorySettings) -> int | None:
 
 def _uncertain(memory: MemoryUse) -> int:
     """How many bytes more may be taken than was estimated."""
-    return int(ESTIMATE_ERROR.value * (memory.activations + memory.graphs + memory.runtime))
+    return int(ASSUMED.estimate_error.value * (memory.activations + memory.graphs + memory.runtime))

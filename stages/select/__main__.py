@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from scoring.names import PRODUCTION
+from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
@@ -35,7 +35,8 @@ def main() -> None:
         serve = arguments.serve == "true"
         allow = optimize.allow_incomplete
         candidates = serving.candidates_of([PRODUCTION] if profile.requalifies else variants)
-        optional = tuple(filter(serving.is_optional, candidates))
+        recipes = {name: serving.recipes.get(recipe_of(name)) for name in candidates}
+        optional = tuple(name for name, recipe in recipes.items() if recipe and recipe.optional)
         apart = serving.production and row_of_production(store, candidates, serving) == PRODUCTION
         if apart and PRODUCTION not in candidates:
             candidates.append(PRODUCTION)
