@@ -60,7 +60,6 @@ Text = Annotated[str, BeforeValidator(_text)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
-CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 
 
 class ManifestPart(BaseModel):
@@ -134,17 +133,13 @@ class Container(ManifestPart):
         return {one.name: one.value_from.secret_key_ref.optional for one in self.env if one.value_from}
 
 
-class EmptyDir(ManifestPart):
-    pass
-
-
 class Claim(ManifestPart):
     claim_name: str
 
 
 class Volume(ManifestPart):
     name: str
-    empty_dir: EmptyDir | None = None
+    empty_dir: ManifestPart | None = None
     persistent_volume_claim: Claim | None = None
 
 
@@ -190,7 +185,7 @@ class RetryStrategy(ManifestPart):
 
 
 class ConfigMap(ManifestPart):
-    name: CacheName
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 
 
 class Cache(ManifestPart):

@@ -33,7 +33,6 @@ def main() -> None:
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
-        allow = optimize.allow_incomplete
         candidates = serving.candidates_of([PRODUCTION] if profile.requalifies else variants)
         recipes = {name: serving.recipes.get(recipe_of(name)) for name in candidates}
         optional = tuple(name for name, recipe in recipes.items() if recipe and recipe.optional)
@@ -54,7 +53,7 @@ def main() -> None:
         program.write_output(name, getattr(decision, name))
     program.write_output("table", markdown(decision))
     print(decision.reason)
-    if decision.outcome == "incomplete" and not allow:
+    if decision.outcome == "incomplete" and not optimize.allow_incomplete:
         served = in_production == decision.release
         where = "in production already" if served else "published, but neither served nor put in production"
         raise Incomplete(
