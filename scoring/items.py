@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,10 +37,6 @@ class Items:
     def named(self) -> tuple[str, ...]:
         return tuple(map(str, range(len(self.values)))) if self.names is None else self.names
 
-    def clustered(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the cluster of each item; one that shares nothing is a cluster by itself."""
-        return zip(self.named(), self.clusters or self.named(), strict=True)
-
     def at(self, places: Indices) -> Items:
         """Select the items at these positions."""
         sizes, weights = (array if array is None else array[places] for array in (self.sizes, self.weights))
@@ -52,7 +49,9 @@ def aligned(items: Mapping[str, Items]) -> dict[str, Items]:
     """Bring one task's items into one order for all variants; one that a variant was not asked counts 0 for it."""
     if len({(len(item.values), item.names) for item in items.values()}) == 1:
         return dict(items)
-    shared = {name: cluster for item in items.values() for name, cluster in item.clustered()}
+    # An item that shares nothing is a cluster by itself.
+    pairs = (zip(item.named(), item.clusters or item.named(), strict=True) for item in items.values())
+    shared = dict(itertools.chain.from_iterable(pairs))
     names = sorted(shared)
     places = {name: place for place, name in enumerate(names)}
     clusters = tuple(shared[name] for name in names)

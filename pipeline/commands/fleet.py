@@ -139,7 +139,7 @@ def models(
     if page:
         write_text(page, page_of(shown, page))
     none = "no models yet; run one with: slipway run MODEL"
-    return Printout([row.model_dump(mode="json") for row in shown], table if shown else none)
+    return Printout(shown, table if shown else none)
 
 
 def _rows(where: Where, settings: RunConfig) -> list[ModelRow]:

@@ -44,6 +44,9 @@ ModelArgument = Annotated[str, typer.Argument(help="A model that a run has publi
 AnyModelArgument = Annotated[
     str, typer.Argument(help="Name on the Hugging Face Hub, or a local directory such as ./my-model.")
 ]
+ReleaseOption = Annotated[
+    str | None, typer.Option("--release", help="A release's number or name. Default: the one in production.")
+]
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 ConfigOption = Annotated[
@@ -173,6 +176,14 @@ class StoreOptions:
         from stages.parts.model.name import ModelName
 
         return ModelName.parse(model).store(self.store)
+
+    def release_of(self, model: str, release: str | None) -> Path:
+        """Return the folder of a model's *release*, its number or name; None: of the one in production."""
+        from stages.parts.endpoint.endpoint import published
+        from stages.parts.releases.release import find
+
+        store = self.of_model(model)
+        return store.releases / find(store, release) if release else published(store)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +353,9 @@ def print_result(printout: Printout, as_json: bool) -> None:
     document, text, failure = printout
     printed = ""
     if as_json:
-        printed = json.dumps(document, indent=2) + "\n"
+        from pydantic_core import to_jsonable_python
+
+        printed = json.dumps(to_jsonable_python(document), indent=2) + "\n"
         sys.stdout.write(printed)
     elif text is not None:
         from rich.console import Console

@@ -88,7 +88,7 @@ def plan(
     answer = document.make_plan(
         described, settings, priced, context=length, peak=peak, targets=targets, store=options.of_model(model)
     )
-    return Printout(answer.model_dump(mode="json"), page(answer, every=every))
+    return Printout(answer, page(answer, every=every))
 
 
 @commands.add("render workflow | kubectl apply -f -")

@@ -14,6 +14,7 @@ from pipeline.commands.options import (
     ConfigOptions,
     LocalOptions,
     ModelArgument,
+    ReleaseOption,
     SetOption,
     StoreOptions,
     VolumeOptions,
@@ -84,10 +85,10 @@ def releases(
     if history:
         moves = summarized_moves(store)
         text = _history(moves) if moves else f"no release of {model} was published or rolled out yet"
-        return Printout([move.model_dump(mode="json") for move in moves], text)
+        return Printout(moves, text)
     rows = catalogue(store, served(store, volume.load(), model))
     none = f"no release of {model} in {volume.store}; publish one with: slipway run {model}"
-    return Printout([row.model_dump(mode="json") for row in rows], _table(rows) if rows else none)
+    return Printout(rows, _table(rows) if rows else none)
 
 
 @commands.add("rollback org/name --to 3", cleans_up=True)
@@ -147,9 +148,7 @@ def _in_production(model: str, release: str, is_served: bool) -> Printout:
 def export(
     model: ModelArgument,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A .tar file, or a directory, that is made.")],
-    release: Annotated[
-        str | None, typer.Option(help="A release's number or name. Default: the one in production.")
-    ] = None,
+    release: ReleaseOption = None,
     *,
     options: LocalOptions,
 ) -> Printout:
@@ -159,11 +158,8 @@ def export(
     take it. `release import` puts it into another store.
     """
     from pipeline.upkeep.image import export as write
-    from stages.parts.endpoint.endpoint import published
-    from stages.parts.releases.release import find
 
-    store = options.of_model(model)
-    folder = store.releases / find(store, release) if release else published(store)
+    store, folder = options.of_model(model), options.release_of(model, release)
     digest = write(folder, store.model, target)
     document = {"model": store.model, "release": folder.name, "path": str(target), "digest": digest}
     return Printout(document, f"{folder.name} is in {target} as an image: {digest}")

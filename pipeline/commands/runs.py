@@ -111,7 +111,7 @@ def runs(*, where: Where) -> Printout:
     engine = where.engine_of()
     listed = engine.runs()
     text = runs_table(listed) if listed else engine.no_runs
-    return Printout([listed_run.state.model_dump(mode="json") for listed_run in listed], text)
+    return Printout([each.state for each in listed], text)
 
 
 @commands.add("show latest")

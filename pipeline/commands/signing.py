@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.options import Commands, LocalOptions, ModelArgument
+from pipeline.commands.options import Commands, LocalOptions, ModelArgument, ReleaseOption
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 
 commands = Commands()
-
-ReleaseOption = Annotated[
-    str | None, typer.Option("--release", help="A release's number or name. Default: the one in production.")
-]
 
 
 @commands.add("sign org/name --key signing.pem")
@@ -35,7 +31,7 @@ def sign(
     """
     from stages.parts.releases.signing import sign as sign_release
 
-    folder = _release(options, model, release)
+    folder = options.release_of(model, release)
     sign_release(folder, key)
     return Printout({"model": model, "release": folder.name, "signed": True}, f"signed {folder.name}")
 
@@ -59,7 +55,7 @@ def verify(
     public_key = key or options.load(platform="local").serving.verification_key
     if public_key is None:
         raise ConfigError("no key to verify with", hint="--key signing.pub, or serving.verification_key")
-    folder = _release(options, model, release)
+    folder = options.release_of(model, release)
     origin, signer = verify_release(folder, Path(public_key)), signer_of(folder)
     text = f"{folder.name} is what was signed with the key of {public_key} ({signer[:16]}…)"
     if origin:
@@ -71,11 +67,3 @@ def verify(
         text += "\nit has no provenance: an older version published it"
     document = {"model": model, "release": folder.name, "verified": True, "signer": signer, "provenance": origin}
     return Printout(document, text)
-
-
-def _release(options: LocalOptions, model: str, release: str | None) -> Path:
-    from stages.parts.endpoint.endpoint import published
-    from stages.parts.releases.release import find
-
-    store = options.of_model(model)
-    return store.releases / find(store, release) if release else published(store)

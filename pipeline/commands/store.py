@@ -38,7 +38,7 @@ def du(model: MaybeModelArgument = None, *, volume: VolumeOptions) -> Printout:
     from pipeline.upkeep.contents import models_in, space
 
     rows = [space(store) for store in models_in(volume.store, model)]
-    return Printout([row.model_dump(mode="json") for row in rows], _spaces(rows) if rows else "the store is empty")
+    return Printout(rows, _spaces(rows) if rows else "the store is empty")
 
 
 @commands.add("store prune org/name --keep 5")
@@ -77,9 +77,7 @@ def prune(
             if model:
                 raise
             say(f"{store.model} stays as it is: {error}")
-    return Printout(
-        [each.model_dump(mode="json") for each in pruned], "\n".join(_removed(each, dry_run) for each in pruned)
-    )
+    return Printout(pruned, "\n".join(_removed(each, dry_run) for each in pruned))
 
 
 @commands.add("store check")
@@ -95,12 +93,11 @@ def check(model: MaybeModelArgument = None, *, volume: VolumeOptions) -> Printou
 
     digests = Digests()
     results = [check_model(store, digests) for store in models_in(volume.store, model)]
-    document = [each.model_dump(mode="json") for each in results]
     text = "\n".join(line for each in results for line in _checked(each))
     if not any(each.damaged for each in results):
-        return Printout(document, text)
+        return Printout(results, text)
     damaged = [each.model for each in results if each.damaged]
-    return Printout(document, text, DamagedModel(f"damaged: {', '.join(damaged)}", hint="see above, file by file"))
+    return Printout(results, text, DamagedModel(f"damaged: {', '.join(damaged)}", hint="see above, file by file"))
 
 
 @commands.add("store backup /backups/2026-11-26")

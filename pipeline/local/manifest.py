@@ -1,6 +1,7 @@
-"""The part of an Argo manifest that the workflow uses, as closed models: any other field is an error that names it.
+"""The part of an Argo manifest that the workflow uses on one machine, as closed models: any other field is an error
+that names it.
 
-A model's ``cluster_only`` names the fields that only say where and how a pod runs, or what a cluster keeps of it.
+A model's ``cluster_only`` names the fields that only say how a pod runs, or what a cluster shows of it.
 
 ``{{…}}`` in a text are references to parameters, outputs and the workflow itself. They are replaced once: a ``{{`` in a
 value stays as it is. ``{{=…}}`` (expression templates) is refused.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -59,11 +60,6 @@ Text = Annotated[str, BeforeValidator(_text)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
-CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
-AnyParameter = TypeVar("AnyParameter")
-POD_FIELDS: Final = frozenset(
-    {"automountServiceAccountToken", "metrics", "nodeSelector", "securityContext", "serviceAccountName", "tolerations"}
-)
 
 
 class ManifestPart(BaseModel):
@@ -79,37 +75,22 @@ class ManifestPart(BaseModel):
         return {key: value for key, value in data.items() if key not in cls.cluster_only}
 
 
-class Parameter(ManifestPart):
-    name: ParameterName
-    value: Text | None = None
-    description: str = ""
-
-
-class Input(ManifestPart):
-    name: ParameterName
-
-
-class Argument(ManifestPart):
-    name: ParameterName
-    value: Text
-
-
 class ValueFrom(ManifestPart):
     path: str = ""
     parameter: str = ""
 
 
-class OutputParameter(ManifestPart):
+class Parameter(ManifestPart):
+    """Of a workflow, with a value or not; of a task, with one; or an input or output of a template."""
+
     name: ParameterName
-    value_from: ValueFrom
+    value: Text | None = None
+    value_from: ValueFrom = ValueFrom()
+    description: str = ""
 
 
-class ParameterList(ManifestPart, Generic[AnyParameter]):
-    parameters: tuple[AnyParameter, ...] = ()
-
-
-class Outputs(ParameterList[OutputParameter]):
-    cluster_only = frozenset({"artifacts"})
+class Parameters(ManifestPart):
+    parameters: tuple[Parameter, ...] = ()
 
 
 class SecretKey(ManifestPart):
@@ -134,14 +115,12 @@ class Resources(ManifestPart):
 
 
 class VolumeMount(ManifestPart):
-    cluster_only = frozenset({"readOnly"})
-
     name: str
     mount_path: Annotated[str, Field(pattern="^/.")]
 
 
 class Container(ManifestPart):
-    cluster_only = frozenset({"image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"})
+    cluster_only = frozenset({"image", "terminationMessagePolicy"})
 
     command: tuple[str, ...] = Field(min_length=1)
     args: tuple[Text, ...] = ()
@@ -154,24 +133,20 @@ class Container(ManifestPart):
         return {one.name: one.value_from.secret_key_ref.optional for one in self.env if one.value_from}
 
 
-class EmptyDir(ManifestPart):
-    cluster_only = frozenset({"medium", "sizeLimit"})
-
-
 class Claim(ManifestPart):
     claim_name: str
 
 
 class Volume(ManifestPart):
     name: str
-    empty_dir: EmptyDir | None = None
+    empty_dir: ManifestPart | None = None
     persistent_volume_claim: Claim | None = None
 
 
 class Task(ManifestPart):
     name: TaskName
     template: str
-    arguments: ParameterList[Argument] = ParameterList()
+    arguments: Parameters = Parameters()
     depends: str = ""
     when: str = ""
 
@@ -210,7 +185,7 @@ class RetryStrategy(ManifestPart):
 
 
 class ConfigMap(ManifestPart):
-    name: CacheName
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 
 
 class Cache(ManifestPart):
@@ -228,8 +203,6 @@ class Mutex(ManifestPart):
 
 
 class Synchronization(ManifestPart):
-    cluster_only = frozenset({"semaphores"})
-
     mutexes: tuple[Mutex, ...] = ()
 
     def names(self, lookup: Callable[[str], str]) -> tuple[str, ...]:
@@ -237,26 +210,19 @@ class Synchronization(ManifestPart):
         return tuple(substitute(mutex.name, lookup) for mutex in self.mutexes)
 
 
-class Suspend(ManifestPart):
-    pass
-
-
 class Template(ManifestPart):
-    cluster_only = POD_FIELDS | {"failFast", "metadata"}
+    cluster_only = frozenset({"failFast", "metrics"})
 
     name: TaskName
-    inputs: ParameterList[Input] = ParameterList()
-    outputs: Outputs = Outputs()
+    inputs: Parameters = Parameters()
+    outputs: Parameters = Parameters()
     container: Container | None = None
     dag: Dag | None = None
-    suspend: Suspend | None = None
     volumes: tuple[Volume, ...] = ()
     memoize: Memoize | None = None
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
-    pod_spec_patch: str = ""
-    """How large a pod is; nothing here."""
 
     @property
     def program(self) -> Container:
@@ -272,18 +238,11 @@ class Template(ManifestPart):
 
 
 class Spec(ManifestPart):
-    cluster_only = POD_FIELDS | {
-        "executor",
-        "podGC",
-        "podMetadata",
-        "podPriorityClassName",
-        "ttlStrategy",
-        "workflowMetadata",
-    }
+    cluster_only = frozenset({"workflowMetadata"})
 
     entrypoint: str
     on_exit: str | None = None
-    arguments: ParameterList[Parameter] = ParameterList()
+    arguments: Parameters = Parameters()
     templates: tuple[Template, ...] = Field(min_length=1)
     volumes: tuple[Volume, ...] = ()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
@@ -291,7 +250,7 @@ class Spec(ManifestPart):
 
 
 class Metadata(ManifestPart):
-    cluster_only = frozenset({"annotations", "generateName", "labels", "namespace"})
+    cluster_only = frozenset({"annotations", "labels", "namespace"})
 
     name: str = ""
 

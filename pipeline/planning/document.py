@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from pipeline.planning.refusal import place_of, requirements
 from pipeline.settings.config import RunConfig
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import NotSizeable
-from scoring.capacity.assumptions import ASSUMPTIONS, Assumption
+from scoring.capacity.assumptions import ASSUMED, Assumption
 from scoring.capacity.families import read_architecture
 from scoring.capacity.memory import Demand, contradictions
 from scoring.capacity.plan import Option, PlannedRecipe, PlanRequest, Targets, options
@@ -27,7 +27,6 @@ from scoring.capacity.weights import Parameters, count_parameters, stored_bytes,
 from scoring.closed import PlanRecord
 from scoring.names import recipe_of, variant_of
 from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
-from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
 from stages.parts.model.description import Description
 from stages.parts.records.evaluation import ColdStart, cold_starts
@@ -143,7 +142,11 @@ def make_plan(
         variants = [name for name in required.optimize.variants if name not in nowhere]
         request = PlanRequest(
             model=with_stored(model, described.parameters),
-            recipes=dict(_recipes(config.serving, variants)),
+            recipes={
+                name: PlannedRecipe(kv_value_bytes(recipe.kv_cache_dtype), recipe.tensor_parallel_size)
+                for name in config.serving.candidates_of(variants)
+                if (recipe := config.serving.recipes.get(recipe_of(name)))
+            },
             formats={name: required.storage_of(name) for name in variants},
             accelerators=accelerators,
             settings=memory_settings(config.serving, context),
@@ -160,13 +163,6 @@ def make_plan(
             f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
         ) from error
     return _document(described, config, request, layouts, runs).model_copy(update={"starts": cold_starts(store)})
-
-
-def _recipes(serving: AskedServing, variants: Iterable[str]) -> Iterator[tuple[str, PlannedRecipe]]:
-    """Yield the candidates that are variants with recipes, and what these change."""
-    for name in serving.candidates_of(variants):
-        if recipe := serving.recipes.get(recipe_of(name)):
-            yield name, PlannedRecipe(kv_value_bytes(recipe.kv_cache_dtype), recipe.tensor_parallel_size)
 
 
 def parse_targets(text: str) -> Targets:
@@ -225,18 +221,8 @@ def _automatic(described: Description, required: Requirements, place: Place) -> 
     )
 
 
-def _naming_more_nodes(run: Automatic, layouts: Sequence[Option], reference: str) -> Automatic:
-    """Say of a run that is refused whether its model would fit on several nodes."""
-    for layout in layouts:
-        nodes, place = layout.pipeline_parallel_size, (layout.accelerator, layout.variant)
-        if run.refused and layout.fits and nodes > 1 and place == (run.accelerator, reference):
-            fits = f"{reference} fits on {nodes} nodes of {layout.tensor_parallel_size}"
-            return run.model_copy(update={"notes": (*run.notes, f"{fits}, which is beyond what a run does")})
-    return run
-
-
 def _offered(layouts: Sequence[Option], runs: Sequence[Automatic]) -> tuple[Option, ...]:
-    """List the layouts on one node, those that no run would come to last, as if they did not fit."""
+    """List the layouts, those that no run would come to last, as if they did not fit."""
     refused = {run.accelerator for run in runs if run.refused}
     left_out = {(run.accelerator, variant): why for run in runs for variant, why in run.left_out.items()}
     offered = []
@@ -249,8 +235,7 @@ def _offered(layouts: Sequence[Option], runs: Sequence[Automatic]) -> tuple[Opti
             nothing = dict.fromkeys(("predicted", "replicas", "cost_per_hour", "cost_per_million_tokens"))
             nothing |= {"fits": False, "reasons": (why,), "meets_targets": False}
             layout = layout.model_copy(update=nothing)
-        if layout.pipeline_parallel_size == 1:
-            offered.append(layout)
+        offered.append(layout)
     return tuple(sorted(offered, key=lambda option: not option.fits))
 
 
@@ -279,7 +264,7 @@ def _document(
     config: RunConfig,
     request: PlanRequest,
     layouts: Sequence[Option],
-    runs: Sequence[Automatic],
+    runs: tuple[Automatic, ...],
 ) -> PlanDocument:
     model = request.model
     calibrated = sorted(request.accelerators.keys() & request.calibrations.keys())
@@ -299,10 +284,10 @@ def _document(
         targets=request.targets,
         currency=config.platform.currency,
         options=_offered(layouts, runs),
-        automatic=tuple(_naming_more_nodes(run, layouts, described.form.name) for run in runs),
+        automatic=runs,
         starts={},
         calibrations=tuple(Calibrated(accelerator=name, **vars(request.calibrations[name])) for name in calibrated),
-        assumptions=ASSUMPTIONS,
+        assumptions=tuple(vars(ASSUMED).values()),
     )
 
 

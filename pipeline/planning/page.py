@@ -141,4 +141,4 @@ def _memory(option: Option) -> str:
 
 
 def _gpus(option: Option) -> str:
-    return f"{option.gpus} × {option.accelerator}"
+    return f"{option.tensor_parallel_size} × {option.accelerator}"

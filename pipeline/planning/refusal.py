@@ -92,7 +92,7 @@ def place_of(config: RunConfig) -> Place | None:
     """Return the hardware that the platform's runs measure on, or None if it is not known."""
     cluster, most = config.platform.cluster, config.platform.most_gpus
     if cluster is None:
-        return place_here(catalogue())
+        return place_here()
     if not most:
         memory = config.platform.stages.evaluate.memory
         return Place("a node without GPUs", None, 0, None if memory == "auto" else int(quantity(memory)))

@@ -20,7 +20,7 @@ class Printout(NamedTuple):
     """What a command prints."""
 
     document: Any
-    """With ``--json``."""
+    """With ``--json``: records, and what JSON has."""
     text: Any
     """A string, or anything that rich can draw."""
     failure: Exception | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from scoring.capacity.assumptions import DRIVER_MEMORY
+from scoring.capacity.assumptions import ASSUMED
 from scoring.closed import Closed
 from scoring.units import GIB
 
@@ -49,7 +49,7 @@ class Accelerator(Closed):
     def usable_bytes(self) -> int:
         """The memory that CUDA reports, which vLLM multiplies by ``gpu_memory_utilization``."""
         ecc = ECC_SHARE if self.ecc_in_memory else 0
-        return int(self.memory_gib * (1 - ecc) * (1 - DRIVER_MEMORY.value) * GIB)
+        return int(self.memory_gib * (1 - ecc) * (1 - ASSUMED.driver_memory.value) * GIB)
 
     def batch_limits(self) -> BatchLimits:
         if self.usable_bytes >= 160 * GIB:

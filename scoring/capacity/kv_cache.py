@@ -10,9 +10,9 @@ read the cache of an earlier one take none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Final
 
 from scoring.capacity.architecture import Architecture, NotSizeable
@@ -33,7 +33,6 @@ class CacheRules:
     tokens_in_flight: int
     """Tokens that may be computed and not yet settled: the batch's limit times the batches at a time."""
     tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
     value_bytes: int = 2
     recurrent_bytes: int | None = None
     """Bytes of a value in a recurrent state. None: as the model says, or else as ``value_bytes``."""
@@ -126,48 +125,35 @@ def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:
         block_tokens = max(block_tokens, aligned * _divided_up(state_bytes, aligned * token_bytes))
     # A block of narrower layers has a multiple of the tokens, or else is padded.
     tokens = {width: block_tokens * (max(widths) // width if max(widths) % width == 0 else 1) for width in widths}
-    groups = _groups(_kinds(model, size, tokens))
-    stages = pipeline_stages(len(model.layers), rules.pipeline_parallel_size)
-    widest = max(sum(layer in stage for layer in layers) for stage in stages for _, layers in groups)
+    kinds = _kinds(model, size, tokens)
+    groups = _groups(kinds)
+    widest = max(_divided_up(layers, groups[kind]) for kind, layers in kinds.items())
     return CacheLayout(
         block_tokens=block_tokens,
         block_bytes=widest * block_tokens * token_bytes,
-        groups=tuple(kind for kind, _ in groups),
+        groups=tuple(groups.elements()),
         tokens_in_flight=rules.tokens_in_flight,
         longest_context=model.longest_context,
     )
 
 
-def pipeline_stages(layers: int, stages: int) -> list[range]:
-    """List each pipeline stage's layers. The last stages but the very last get the rest (``get_pp_indices``)."""
-    counts = [layers // stages] * stages
-    for index in range(2, layers % stages + 2):
-        counts[-index] += 1
-    return [range(start, end) for start, end in pairwise(accumulate(counts, initial=0))]
-
-
-def _kinds(model: Architecture, size: int, tokens: Mapping[int, int]) -> dict[_Kind, list[int]]:
-    """List the indices of the layers of each kind, in the order of the first; a parallel hybrid layer is in two.
-    *tokens* are those of a block by the values that a token has on one of *size* GPUs."""
-    kinds: dict[_Kind, list[int]] = {}
-    for index, layer in enumerate(model.layers):
+def _kinds(model: Architecture, size: int, tokens: Mapping[int, int]) -> Counter[_Kind]:
+    """Count the layers of each kind, in the order of the first; a parallel hybrid layer is of two. *tokens* are those
+    of a block by the values that a token has on one of *size* GPUs."""
+    kinds: Counter[_Kind] = Counter()
+    for layer, count in model.counted.items():
         if layer.attention and (width := layer.attention.values_per_token(size)):
-            kind = _Kind(layer.attention.window, layer.attention.chunked, block_tokens=tokens[width])
-            kinds.setdefault(kind, []).append(index)
+            kinds[_Kind(layer.attention.window, layer.attention.chunked, block_tokens=tokens[width])] += count
         if layer.state_space:
-            kinds.setdefault(_Kind(state_blocks=STATE_BLOCKS[layer.state_space.form]), []).append(index)
+            kinds[_Kind(state_blocks=STATE_BLOCKS[layer.state_space.form])] += count
     return kinds
 
 
-def _groups(kinds: dict[_Kind, list[int]]) -> list[tuple[_Kind, Sequence[int]]]:
-    """List the groups with the indices of their layers, like vLLM's ``_get_kv_cache_groups_uniform_page_size``."""
-    fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
+def _groups(kinds: Counter[_Kind]) -> Counter[_Kind]:
+    """Count the groups of each kind, like vLLM's ``_get_kv_cache_groups_uniform_page_size``."""
+    fewest, most = min(kinds.values()), max(kinds.values())
     size = most if most < fewest * PADDED_GROUPS else fewest
-    groups: list[tuple[_Kind, Sequence[int]]] = []
-    for kind, layers in kinds.items():
-        count = _divided_up(len(layers), size)
-        groups += [(kind, layers[start::count]) for start in range(count)]
-    return groups
+    return Counter({kind: _divided_up(layers, size) for kind, layers in kinds.items()})
 
 
 def _divided_up(value: int, divisor: int) -> int:

@@ -12,8 +12,8 @@ from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, StateSpace
-from scoring.capacity.assumptions import COMMUNICATION_GIB, ESTIMATE_ERROR, FORWARD_COPIES, GRAPHS_GIB, RUNTIME_GIB
-from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout, pipeline_stages
+from scoring.capacity.assumptions import ASSUMED
+from scoring.capacity.kv_cache import CacheLayout, CacheRules, cache_layout
 from scoring.capacity.storage import HALF, SIXTEEN_BIT, Storage
 from scoring.capacity.weights import loaded_bytes
 from scoring.units import GIB
@@ -34,21 +34,6 @@ CONTEXT_MULTIPLE: Final = 256
 
 
 @dataclass(frozen=True)
-class Parallelism:
-    """How many GPUs serve one replica."""
-
-    tensor: int = 1
-    pipeline: int = 1
-
-    @property
-    def gpus(self) -> int:
-        return self.tensor * self.pipeline
-
-    def __str__(self) -> str:
-        return f"{self.tensor}" if self.pipeline == 1 else f"{self.tensor}×{self.pipeline}"
-
-
-@dataclass(frozen=True)
 class MemorySettings:
     """The settings of a server that its memory depends on."""
 
@@ -63,7 +48,7 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What takes the memory of the fullest GPU, in bytes."""
+    """What takes the memory of each GPU, in bytes."""
 
     budget: int
     """gpu_memory_utilization of what the GPU has."""
@@ -94,26 +79,29 @@ class Fit:
         return self.cache.longest(self.cache_bytes) if self.cache else 0
 
 
-def fit(
-    model: Architecture, storage: Storage, accelerator: Accelerator, parallelism: Parallelism, settings: MemorySettings
-) -> Fit:
+def fit(model: Architecture, storage: Storage, accelerator: Accelerator, gpus: int, settings: MemorySettings) -> Fit:
     """Whether vLLM would start, and with which KV cache."""
     limits = accelerator.batch_limits()
     widest = max(layer.feed_forward.passed_width for layer in model.counted)
-    forward = FORWARD_COPIES.value * model.hidden + MLP_COPIES * widest / parallelism.tensor
+    forward = ASSUMED.forward_copies.value * model.hidden + MLP_COPIES * widest / gpus
     logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
-    communication = COMMUNICATION_GIB.value if parallelism.gpus > 1 else 0
+    communication = ASSUMED.communication_gib.value if gpus > 1 else 0
     memory = MemoryUse(
         budget=int(accelerator.usable_bytes * settings.utilization),
-        weights=_weights(loaded_bytes(model, storage, parallelism.tensor), parallelism.pipeline),
+        weights=sum(loaded_bytes(model, storage, gpus)),
         activations=int(limits.tokens * forward * HALF) + logits,
-        graphs=0 if settings.enforce_eager else int(GRAPHS_GIB.value * GIB),
-        runtime=int((RUNTIME_GIB.value + communication) * GIB),
+        graphs=0 if settings.enforce_eager else int(ASSUMED.graphs_gib.value * GIB),
+        runtime=int((ASSUMED.runtime_gib.value + communication) * GIB),
     )
-    reasons = [*storage.unsupported(accelerator), *undivided(model, storage, parallelism)]
+    reasons = [*storage.unsupported(accelerator), *undivided(model, storage, gpus)]
     if reasons:
         return Fit(tuple(reasons), memory, None, 0)
-    cache = cache_layout(model, _rules(model, accelerator, parallelism))
+    rules = CacheRules(
+        block_tokens=LATENT_BLOCK_TOKENS if model.latent else BLOCK_TOKENS,
+        tokens_in_flight=2 * limits.tokens,  # asynchronous scheduling prepares one more batch
+        tensor_parallel_size=gpus,
+    )
+    cache = cache_layout(model, rules)
     available = memory.kv_cache if settings.kv_cache_bytes is None else settings.kv_cache_bytes
     if memory.kv_cache < (settings.kv_cache_bytes or 1):
         reasons.append(_too_full(memory, settings))
@@ -129,11 +117,8 @@ def _too_full(memory: MemoryUse, settings: MemorySettings) -> str:
     return f"{uses} GiB of {memory.budget / GIB:.1f} leave no room for {cache}"
 
 
-def undivided(model: Architecture, storage: Storage, parallelism: Parallelism) -> Iterator[str]:
-    """Say what can't be divided among the GPUs."""
-    size = parallelism.tensor
-    if parallelism.pipeline > len(model.layers):
-        yield f"{len(model.layers)} layers are fewer than {parallelism.pipeline} pipeline stages"
+def undivided(model: Architecture, storage: Storage, size: int) -> Iterator[str]:
+    """Say what can't be divided among *size* GPUs."""
     for part in dict.fromkeys(layer.attention for layer in model.counted):
         if part and part.heads % size:
             yield f"{part.heads} attention heads are not divisible by {size}"
@@ -154,26 +139,6 @@ def _matrix_reasons(model: Architecture, storage: Storage, size: int) -> Iterato
                 yield f"{matrix.kind}: a width of {matrix.inputs} × {matrix.outputs} is not divisible by {size}"
             else:
                 yield from storage.undivided(matrix, matrix.inputs // rows, matrix.outputs // columns)
-
-
-def _weights(loaded: tuple[int, ...], pipeline_parallel_size: int) -> int:
-    """Bytes of the weights on the fullest GPU: the first pipeline stage has the embedding, the last the output head."""
-    *layers, embedding, head, undivided_bytes = loaded
-    stages = pipeline_stages(len(layers), pipeline_parallel_size)
-    sizes = [sum(layers[stage.start : stage.stop]) for stage in stages]
-    sizes[0] += embedding + undivided_bytes
-    sizes[-1] += head or (embedding if len(stages) > 1 else 0)
-    return max(sizes)
-
-
-def _rules(model: Architecture, accelerator: Accelerator, parallelism: Parallelism) -> CacheRules:
-    batches = parallelism.pipeline + 1  # asynchronous scheduling prepares one more
-    return CacheRules(
-        block_tokens=LATENT_BLOCK_TOKENS if model.latent else BLOCK_TOKENS,
-        tokens_in_flight=batches * accelerator.batch_limits().tokens,
-        tensor_parallel_size=parallelism.tensor,
-        pipeline_parallel_size=parallelism.pipeline,
-    )
 
 
 @dataclass(frozen=True)
@@ -200,7 +165,7 @@ class Layout:
     requests: int
     """How many of the workload's longest requests are in the KV cache at once."""
     reasons: tuple[str, ...] = ()
-    with_room: bool = True
+    with_room: bool = False
     """Whether it still fits if more memory is taken than was estimated."""
     short_bytes: int | None = 0
     """By how many bytes each GPU is short; None if something else than memory speaks against it."""
@@ -216,7 +181,7 @@ def contradictions(model: Architecture, demand: Demand, storage: Storage = SIXTE
         limit = f"max_model_len is {context:,}" if short else f"the model was made for {longest:,}"
         yield f"the workload's requests have up to {demand.longest_request:,} tokens, and {limit}"
     if size := demand.tensor_parallel_size:
-        for why in undivided(model, storage, Parallelism(size)):
+        for why in undivided(model, storage, size):
             yield f"tensor_parallel_size {size}: {why}"
 
 
@@ -233,7 +198,7 @@ def choose_layout(
     settings = replace(settings, context=least)
 
     def layout_on(size: int) -> Layout:
-        fitted = fit(model, storage, accelerator, Parallelism(size), settings)
+        fitted = fit(model, storage, accelerator, size, settings)
         if fitted.reasons or fitted.cache is None:
             return Layout(size, least, 0, fitted.reasons, short_bytes=_short(fitted, settings))
         spare = _spare(fitted, settings)
@@ -265,7 +230,7 @@ def left_out(model: Architecture, storage: Storage, tensor_parallel_size: int) -
     a single GPU can't compute."""
     if tensor_parallel_size == 1:
         return ()
-    return tuple(undivided(model, storage, Parallelism(tensor_parallel_size)))
+    return tuple(undivided(model, storage, tensor_parallel_size))
 
 
 def surely_fits(fitted: Fit, settings: MemorySettings) -> bool:
@@ -302,4 +267,4 @@ def _short(fitted: Fit, settings: MemorySettings) -> int | None:
 
 def _uncertain(memory: MemoryUse) -> int:
     """How many bytes more may be taken than was estimated."""
-    return int(ESTIMATE_ERROR.value * (memory.activations + memory.graphs + memory.runtime))
+    return int(ASSUMED.estimate_error.value * (memory.activations + memory.graphs + memory.runtime))

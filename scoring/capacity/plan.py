@@ -6,21 +6,17 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture
 from scoring.capacity.kv_cache import largest
-from scoring.capacity.memory import MemorySettings, Parallelism, fit, powers_of_two
+from scoring.capacity.memory import MemorySettings, fit, powers_of_two
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from scoring.capacity.storage import Storage
 from scoring.closed import PlanRecord
 from scoring.cost import per_million
 from scoring.names import variant_of
 from scoring.units import GIB
-
-PIPELINES: Final = (2, 4)
-"""Pipeline stages, each of a whole node, that are tried if one node is too small."""
 
 
 class Targets(PlanRecord):
@@ -35,7 +31,7 @@ class Targets(PlanRecord):
 
 
 class GpuMemory(PlanRecord):
-    """What takes the memory of the fullest GPU, in GiB."""
+    """What takes the memory of each GPU, in GiB."""
 
     usable_gib: float
     weights_gib: float
@@ -52,7 +48,6 @@ class Option(PlanRecord):
     """Its name, which for a variant with a recipe has both."""
     accelerator: str
     tensor_parallel_size: int
-    pipeline_parallel_size: int
     fits: bool
     reasons: tuple[str, ...]
     """Why it does not fit."""
@@ -72,10 +67,6 @@ class Option(PlanRecord):
     """Price of all replicas; None without a price per GPU."""
     cost_per_million_tokens: float | None
     """Cost of a million output tokens at the peak."""
-
-    @property
-    def gpus(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,8 @@ def shortlist(ordered: Sequence[Option]) -> list[Option]:
     best: dict[tuple[str, str], Option] = {}
     for option in ordered:
         key = option.variant, option.accelerator
-        if key not in best or not (best[key].fits or option.fits or option.gpus <= best[key].gpus):
+        fits = key in best and (best[key].fits or option.fits)
+        if key not in best or (not fits and option.tensor_parallel_size > best[key].tensor_parallel_size):
             best[key] = option
     return [option for option in ordered if best[option.variant, option.accelerator] is option]
 
@@ -136,29 +128,24 @@ def shortlist(ordered: Sequence[Option]) -> list[Option]:
 def _layouts(request: PlanRequest, variant: str, name: str) -> Iterator[Option]:
     accelerator = request.accelerators[name]
     if any(request.formats[variant_of(variant)].unsupported(accelerator)):
-        yield _option(request, variant, name, Parallelism())
-        return
-    if size := request.recipes.get(variant, PlannedRecipe()).tensor_parallel_size:
-        if size <= accelerator.gpus_per_node:
-            yield _option(request, variant, name, Parallelism(size))
+        yield _option(request, variant, name, 1)
         return
     sizes = powers_of_two(accelerator.gpus_per_node)
-    one_node = [_option(request, variant, name, Parallelism(size)) for size in sizes]
-    yield from one_node
-    if not any(option.fits for option in one_node):
-        for stages in PIPELINES:
-            yield _option(request, variant, name, Parallelism(sizes[-1], stages))
+    if size := request.recipes.get(variant, PlannedRecipe()).tensor_parallel_size:
+        sizes = [size] if size <= accelerator.gpus_per_node else []
+    for size in sizes:
+        yield _option(request, variant, name, size)
 
 
-def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallelism) -> Option:
+def _option(request: PlanRequest, variant: str, name: str, gpus: int) -> Option:
     accelerator, model = request.accelerators[name], request.model
     storage = request.formats[variant_of(variant)]
     if value_bytes := request.recipes.get(variant, PlannedRecipe()).kv_value_bytes:
         model = replace(model, kv_value_bytes=value_bytes)
-    fitted = fit(model, storage, accelerator, parallelism, request.settings)
+    fitted = fit(model, storage, accelerator, gpus, request.settings)
     cached = fitted.cache.sequences(fitted.cache_bytes, request.longest_request) if fitted.cache else 0
     calibration = request.calibrations.get(name, SpeedCalibration())
-    roofline = Roofline(model, storage, accelerator, parallelism, calibration)
+    roofline = Roofline(model, storage, accelerator, gpus, calibration)
     limit = min(cached, accelerator.batch_limits().sequences)
     speed = None
     if not fitted.reasons and limit:
@@ -171,8 +158,7 @@ def _option(request: PlanRequest, variant: str, name: str, parallelism: Parallel
     return Option(
         variant=variant,
         accelerator=name,
-        tensor_parallel_size=parallelism.tensor,
-        pipeline_parallel_size=parallelism.pipeline,
+        tensor_parallel_size=gpus,
         fits=not fitted.reasons,
         reasons=fitted.reasons,
         memory=GpuMemory(
@@ -201,13 +187,13 @@ def _cost(roofline: Roofline, request: PlanRequest, replicas: int | None) -> tup
     price = roofline.accelerator.price_per_hour
     if price is None or replicas is None:
         return None, None
-    hourly = price * roofline.parallelism.gpus * replicas
+    hourly = price * roofline.gpus * replicas
     speed = roofline.speed(math.ceil(request.peak / replicas), request.requests)
     return hourly, per_million(hourly, speed.output_tokens_per_s * replicas)
 
 
 def _order(request: PlanRequest, option: Option) -> tuple[bool, bool, bool, float, float, int]:
-    memory = request.accelerators[option.accelerator].memory_gib * option.gpus * (option.replicas or 1)
+    memory = request.accelerators[option.accelerator].memory_gib * option.tensor_parallel_size * (option.replicas or 1)
     cost = option.cost_per_hour
     tokens = option.predicted.output_tokens_per_s if option.predicted else 0.0
     return (
@@ -216,5 +202,5 @@ def _order(request: PlanRequest, option: Option) -> tuple[bool, bool, bool, floa
         cost is None,
         memory if cost is None else cost,
         -tokens,
-        option.gpus,
+        option.tensor_parallel_size,
     )

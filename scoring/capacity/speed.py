@@ -7,7 +7,6 @@ answer also wait for the prefills of the others. docs/plan.md compares the times
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +15,7 @@ from typing import Final
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, Attention, LatentAttention
-from scoring.capacity.assumptions import (
-    BANDWIDTH_EFFICIENCY,
-    COMPUTE_EFFICIENCY,
-    LINK_EFFICIENCY,
-    LINK_LATENCY_US,
-    STEP_MS,
-)
-from scoring.capacity.memory import Parallelism
+from scoring.capacity.assumptions import ASSUMED
 from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import Parameters, count_parameters, loaded_bytes
 from scoring.closed import PlanRecord
@@ -67,7 +59,7 @@ class Roofline:
     model: Architecture
     storage: Storage
     accelerator: Accelerator
-    parallelism: Parallelism
+    gpus: int
     calibration: SpeedCalibration = SpeedCalibration()
 
     @cached_property
@@ -93,7 +85,7 @@ class Roofline:
 
     def prefill_s(self, tokens: int) -> float:
         """Predict the seconds to compute a prompt alone."""
-        model, size = self.model, self.parallelism.tensor
+        model, size = self.model, self.gpus
         head = self.parameters.head or self.parameters.embedding
         matrices = 2.0 * (self.parameters.multiplied - head) * tokens + 2.0 * head
         attention = sum(
@@ -102,31 +94,30 @@ class Roofline:
             if layer.attention
         )
         operations = matrices / self._peak() + attention / (self.accelerator.tflops.bf16 * 1e12)
-        compute = operations / (COMPUTE_EFFICIENCY.value * size)
+        compute = operations / (ASSUMED.compute_efficiency.value * size)
         memory = self._read_s(self._weights(tokens))  # of many experts, each has few tokens
-        return max(compute, memory) + self._all_reduces_s(tokens) + STEP_MS.value / 1e3
+        return max(compute, memory) + self._all_reduces_s(tokens) + ASSUMED.step_ms.value / 1e3
 
     def step_s(self, sequences: int, context: int) -> float:
         """Predict the seconds until each of that many sequences, *context* tokens long, has its next token."""
-        size, stages = self.parallelism.tensor, self.parallelism.pipeline
-        batch = math.ceil(sequences / stages)  # the stages work on parts of the sequences in turns
+        size = self.gpus
         # A state is read and written.
         states = 2 * self.model.state_bytes(size, self.model.recurrent_bytes or HALF)
-        memory = self._read_s(self._weights(batch) + batch * (self.model.kv_bytes(context, size) + states))
-        compute = 2 * self.parameters.multiplied * batch / (self._peak() * COMPUTE_EFFICIENCY.value * size)
-        return max(memory, compute) + self._all_reduces_s(batch) + stages * STEP_MS.value / 1e3
+        memory = self._read_s(self._weights(sequences) + sequences * (self.model.kv_bytes(context, size) + states))
+        compute = 2 * self.parameters.multiplied * sequences / (self._peak() * ASSUMED.compute_efficiency.value * size)
+        return max(memory, compute) + self._all_reduces_s(sequences) + ASSUMED.step_ms.value / 1e3
 
     def _read_s(self, size_bytes: float) -> float:
-        return size_bytes / (self.accelerator.bandwidth_gb_per_s * 1e9 * BANDWIDTH_EFFICIENCY.value)
+        return size_bytes / (self.accelerator.bandwidth_gb_per_s * 1e9 * ASSUMED.bandwidth_efficiency.value)
 
     def _weights(self, batch: int) -> float:
-        """Bytes of weights that a step reads from one GPU, over all stages; of the experts those that a token uses."""
+        """Bytes of weights that a step reads from one GPU; of the experts those that a token uses."""
         return sum(loaded * (1 - unused**batch) for unused, loaded in self._loaded.items())
 
     @cached_property
     def _loaded(self) -> Mapping[float, float]:
         """Bytes of weights on one GPU, by the probability that a token does not use them."""
-        *layers, embedding, head, _ = loaded_bytes(self.model, self.storage, self.parallelism.tensor)
+        *layers, embedding, head, _ = loaded_bytes(self.model, self.storage, self.gpus)
         by_unused: dict[float, float] = defaultdict(float, {0.0: head or embedding})
         for layer, loaded in zip(self.model.layers, layers, strict=True):
             feed_forward = layer.feed_forward
@@ -139,11 +130,13 @@ class Roofline:
         return by_unused
 
     def _all_reduces_s(self, tokens: int) -> float:
-        size = self.parallelism.tensor
+        size = self.gpus
         if size == 1:
             return 0.0
-        one_way = self.accelerator.link_gb_per_s / 2 * 1e9 * LINK_EFFICIENCY.value
-        seconds = 2 * (size - 1) / size * tokens * self.model.hidden * HALF / one_way + LINK_LATENCY_US.value / 1e6
+        one_way = self.accelerator.link_gb_per_s / 2 * 1e9 * ASSUMED.link_efficiency.value
+        seconds = (
+            2 * (size - 1) / size * tokens * self.model.hidden * HALF / one_way + ASSUMED.link_latency_us.value / 1e6
+        )
         return ALL_REDUCES * len(self.model.layers) * seconds
 
     def _peak(self) -> float:

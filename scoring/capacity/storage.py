@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from scoring.capacity.accelerator import Accelerator
@@ -55,10 +55,6 @@ class Storage:
     """The type in which matrices are multiplied where the tensor cores have it; bf16 elsewhere."""
     unexplained_bytes: int = 0
     """Bytes of a published checkpoint that are not calculated, such as of layers that it keeps in 16 bits."""
-
-    def with_group_size(self, group_size: int) -> Storage:
-        scales = (replace(scale, inputs=group_size) if scale.adjustable else scale for scale in self.scales)
-        return replace(self, scales=tuple(scales))
 
     def holds(self, matrix: Matrix) -> bool:
         return matrix.quantizable and matrix.kind in self.kinds

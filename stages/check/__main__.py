@@ -29,7 +29,6 @@ from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, canonical_json
 from stages.parts.base.workload import Workload
 from stages.parts.cluster.nodes import quantity
-from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import check_gpus, hardware, total_memory_bytes
 from stages.parts.model.adapter import check_adapters
 from stages.parts.model.candidates import CandidateCheckpoint, Candidates, with_candidates
@@ -41,7 +40,7 @@ from stages.parts.releases.pinned import in_production, moved_stack
 from stages.parts.vllm.arguments import check_replicas
 from stages.parts.vllm.automatic import NO_KERNEL, Decided, Requirements, decide, place_here
 from stages.parts.vllm.parsers import chat_model, check_parsers, chosen_parsers, why_calls_stay
-from stages.parts.vllm.sizing import quantizer_bytes
+from stages.parts.vllm.sizing import quantizer_bytes, shared_bytes
 from stages.parts.vllm.support import (
     missing_kernel,
     refuse_unserved,
@@ -75,7 +74,7 @@ def main() -> None:
         refuse_unserved_family(described, text_only=serving.text_only)
         if adapters := check_adapters(described, serving.adapters, store):
             refuse_unserved(adapters, [str(name) for name in described.config["architectures"]])
-        place = place_here(catalogue(), arguments.gpus, _bytes(arguments.memory))
+        place = place_here(arguments.gpus, _bytes(arguments.memory))
         described = with_candidates(described, optimize.candidates, store.model)
         reference = profile.for_format(described.form.name).reference_variant
         kept = are_kept(store, reference, arguments.commit, workload.quality_tasks if workload else ())
@@ -140,7 +139,7 @@ def _write_needs(decided: Decided) -> None:
     """Write what evaluate takes, and what the pods need."""
     program.write_output("serving", canonical_json(decided.serving))
     program.write_output("gpus", str(decided.gpus))
-    for name, size in (("memory", decided.memory_bytes), ("shm", decided.shared_bytes)):
+    for name, size in (("memory", decided.memory_bytes), ("shm", shared_bytes(decided.gpus))):
         program.write_output(name, f"{math.ceil(size / GIB)}Gi")
     program.write_output("optimize-memory", f"{math.ceil(quantizer_bytes(decided.weights_bytes) / GIB)}Gi")
 

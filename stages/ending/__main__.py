@@ -6,7 +6,6 @@ One program, because Argo begins no second task of an exit handler once a run is
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
@@ -17,7 +16,15 @@ from stages.parts.model.name import ModelName
 
 
 def main() -> None:
-    arguments, settings = _arguments()
+    parser = program.parser(
+        "ending",
+        __doc__,
+        "example: SLIPWAY_RUN=run-1 python -m stages.ending --model org/name --status Failed\n"
+        "All other arguments are those of stages.report.",
+    )
+    parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
+    parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
+    arguments, settings = parser.parse_known_args()
     common = ("--model", arguments.model, "--status", arguments.status, "--serving", arguments.serving)
     withdrawn = _run("rollout", *common, "--abort") if arguments.status != "Succeeded" else 0
     written = _run("report", *common, *settings)
@@ -31,18 +38,6 @@ def _run(stage: str, *arguments: str) -> int:
     """Run a stage's program, which says itself what went wrong. Returns its exit code."""
     with Contained([sys.executable, "-m", f"stages.{stage}", *arguments]) as running:
         return running.wait()
-
-
-def _arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = program.parser(
-        "ending",
-        __doc__,
-        "example: SLIPWAY_RUN=run-1 python -m stages.ending --model org/name --status Failed\n"
-        "All other arguments are those of stages.report.",
-    )
-    parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
-    parser.add_argument("--serving", default="{}", help="JSON: AskedServing in stages/parts/base/serving_settings.py")
-    return parser.parse_known_args()
 
 
 if __name__ == "__main__":

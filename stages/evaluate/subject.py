@@ -35,7 +35,7 @@ from stages.parts.records.evaluation import Engine, Evaluation, Goodput, Probe, 
 from stages.parts.samples.capacity import capacity_of
 from stages.parts.samples.evidence import Measured
 from stages.parts.samples.figures import goodput_of, load_of, pooled_load
-from stages.parts.samples.lines import HeldOutDocument, LoadSamples, Samples
+from stages.parts.samples.lines import LoadSamples, Samples
 from stages.parts.vllm.arguments import gpu_groups, takes_pictures
 from stages.parts.vllm.client import answers_chat
 from stages.parts.vllm.parsers import PARSES_CALLS, chat_model, why_calls_stay
@@ -257,15 +257,15 @@ class Subject:
                 self._try_tools(server)
                 chats = bool(chat_template(self.directory))
                 self._try_picture(server, chats=chats)
-                documents = twin.data.samples.held_out if twin else self._held_out(server, chats=chats)
+                if twin:
+                    documents = twin.data.samples.held_out
+                else:
+                    longest = server.max_model_len()
+                    documents = tuple(measure_distributions(access, self.session.workload, longest, chats=chats))
                 data.samples = replace(data.samples, held_out=documents)
             except SlipwayError:
                 server.check_alive()
                 raise
-
-    def _held_out(self, server: Server, *, chats: bool) -> tuple[HeldOutDocument, ...]:
-        longest = server.max_model_len()
-        return tuple(measure_distributions(server.access, self.session.workload, longest, chats=chats))
 
     def _try_tools(self, server: Server) -> None:
         """Offer it a tool to call, or note why that can't be done though its chat template offers tools."""

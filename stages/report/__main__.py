@@ -6,7 +6,6 @@ failure.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,7 +23,12 @@ SETTINGS: Final = ("profile", "workload", "optimize", "serving")
 
 
 def main() -> None:
-    arguments = _arguments()
+    example = "example: SLIPWAY_RUN=run-1 python -m stages.report --model org/name --status Succeeded"
+    parser = program.parser("report", __doc__, example)
+    parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
+    for name in SETTINGS:
+        parser.add_argument(f"--{name}", default="", help=f"the run's {name} settings as JSON, to reproduce it")
+    arguments = parser.parse_args()
     store = ModelName.parse(arguments.model).store()
     run_id = os.environ.get(program.RUN_VARIABLE)
     if not run_id:
@@ -38,15 +42,6 @@ def main() -> None:
     report.write(folder / JSON)
     write_text(folder / HTML, render(report))
     print(folder / HTML)
-
-
-def _arguments() -> argparse.Namespace:
-    example = "example: SLIPWAY_RUN=run-1 python -m stages.report --model org/name --status Succeeded"
-    parser = program.parser("report", __doc__, example)
-    parser.add_argument("--status", required=True, help="how the run ended, in Argo's words")
-    for name in SETTINGS:
-        parser.add_argument(f"--{name}", default="", help=f"the run's {name} settings as JSON, to reproduce it")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -63,19 +63,15 @@ def rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table 
             f"{trial.rate_per_s:.3g}: {'ended early' if trial.share is None else percent(trial.share)}"
             for trial in sorted(capacity.trials, key=lambda trial: (trial.rate_per_s, trial.restart))
         )
+        rate = cell(f"{'≥ ' if capacity.is_lower_bound else ''}{capacity.requests_per_s:.3g} requests/s")
         output = cell(f"{capacity.output_tokens_per_s:,.0f} tokens/s", *span)
-        name, rate = variants.cell(evaluation.variant), cell(_requests_per_s(capacity))
-        rows.append(row(name, rate, output, cell(tried, css="text")))
+        rows.append(row(variants.cell(evaluation.variant), rate, output, cell(tried, css="text")))
     targets = next((evaluation.capacity for evaluation in evaluations if evaluation.capacity), None)
     if targets is None:
         return None
     title = cell("Capacity", "95% of requests", *_within(targets), css="wrapped")
     shares = cell("Rate in requests/s: share of requests within the targets", css="text")
     return Table("rates", (*heads("Variant"), title, *heads("Output"), shares), tuple(rows))
-
-
-def _requests_per_s(capacity: Capacity) -> str:
-    return f"{'≥ ' if capacity.is_lower_bound else ''}{capacity.requests_per_s:.3g} requests/s"
 
 
 def times(evaluations: Sequence[Evaluation], variants: Variants) -> Table:

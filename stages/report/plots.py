@@ -164,7 +164,9 @@ def scatter(name: str, title: str, x_label: str, y_label: str, points: Sequence[
         steps = _front_steps(front(points), x, y)
         parts = [_axes(x_label, x, y_label, y), *(line(*step, "front") for step in steps)]
         parts += [line(x.start, y(0), x.end, y(0), "reference")] if y.ticks[0] <= 0 <= y.ticks[-1] else []
-        parts += [_error_bars(point, x, y) for point in points]
+        for point in points:
+            bars = Markup("").join(error_bar(*ends) for ends in _bars(point, x, y))
+            parts.append(Markup('<g class="v{}">{}</g>').format(point.style.format % COLORS, bars))
         labels = _labels(points, names, steps, x, y)
         parts += [*(leader for leader, _ in labels), *(_mark(point, x, y) for point in reversed(points))]
         parts += [label for _, label in labels]
@@ -237,11 +239,6 @@ def _front_steps(points: Sequence[Point], x: Scale, y: Scale) -> list[Box]:
     pairs = list(pairwise([(0.0, TOP), *corners, (x.end, 0.0)]))
     down = [Box(at, above, at, height) for (_, above), (at, height) in pairs[:-1]]
     return down + [Box(at, height, end, height) for (at, height), (end, _) in pairs[1:]]
-
-
-def _error_bars(point: Point, x: Scale, y: Scale) -> Markup:
-    parts = [error_bar(left, top, right, bottom) for left, top, right, bottom in _bars(point, x, y)]
-    return Markup('<g class="v{}">{}</g>').format(point.style.format % COLORS, Markup("").join(parts))
 
 
 def _bars(point: Point, x: Scale, y: Scale) -> list[Box]:

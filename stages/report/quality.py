@@ -31,7 +31,8 @@ def quality(
     for evaluation in evaluations:
         candidate = candidates.get(evaluation.variant)
         cells = [_score(evaluation, task, candidate) for task in tasks]
-        cells += [shown(divergences.get(evaluation.variant)) for _, shown in compared]
+        divergence = divergences.get(evaluation.variant)
+        cells += [shown(divergence) if divergence else ABSENT for _, shown in compared]
         rows.append(row(variants.cell(evaluation.variant), *cells))
     return Table("quality", (*titles, *(title for title, _ in compared)), tuple(rows))
 
@@ -60,13 +61,13 @@ def _paired(pair: Paired) -> list[str]:
 
 def _divergences(
     divergences: Sequence[Divergence | None], reference: str
-) -> list[tuple[Cell, Callable[[Divergence | None], Cell]]]:
+) -> list[tuple[Cell, Callable[[Divergence], Cell]]]:
     """Make a column for each comparison, its title and how it is shown; none where no divergence was measured."""
     first = next(filter(None, divergences), None)
     if first is None:
         return []
     positions = f"{first.tokens:,} tokens of {first.documents} held-out texts"
-    columns: list[tuple[Cell, Callable[[Divergence | None], Cell]]] = [
+    columns: list[tuple[Cell, Callable[[Divergence], Cell]]] = [
         (cell(f"Divergence from {reference}", "KL in nats per token,", "lower is better"), _kl),
         (cell(f"Top-1 agreement with {reference}", "same most likely next token,", positions), _agreement),
     ]
@@ -76,21 +77,17 @@ def _divergences(
     return columns
 
 
-def _kl(divergence: Divergence | None) -> Cell:
-    if divergence is None:
-        return ABSENT
+def _kl(divergence: Divergence) -> Cell:
     return cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4))
 
 
-def _agreement(divergence: Divergence | None) -> Cell:
-    if divergence is None:
-        return ABSENT
+def _agreement(divergence: Divergence) -> Cell:
     reach = interval(100 * divergence.top1_low, 100 * divergence.top1_high, 1)
     return cell(percent(divergence.top1_agreement, 1), reach)
 
 
-def _greedy(divergence: Divergence | None) -> Cell:
-    if divergence is None or divergence.greedy_agreement is None or divergence.greedy_prefix is None:
+def _greedy(divergence: Divergence) -> Cell:
+    if divergence.greedy_agreement is None or divergence.greedy_prefix is None:
         return ABSENT
     reach = interval(100 * (divergence.greedy_low or 0.0), 100 * (divergence.greedy_high or 0.0), 1)
     return cell(percent(divergence.greedy_agreement, 1), reach, f"{percent(divergence.greedy_prefix, 1)} of the tokens")

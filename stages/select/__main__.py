@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from scoring.names import PRODUCTION
+from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
@@ -33,9 +33,9 @@ def main() -> None:
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
     with program.outcome(store, "select") as report:
         serve = arguments.serve == "true"
-        allow = optimize.allow_incomplete
         candidates = serving.candidates_of([PRODUCTION] if profile.requalifies else variants)
-        optional = tuple(filter(serving.is_optional, candidates))
+        recipes = {name: serving.recipes.get(recipe_of(name)) for name in candidates}
+        optional = tuple(name for name, recipe in recipes.items() if recipe and recipe.optional)
         apart = serving.production and row_of_production(store, candidates, serving) == PRODUCTION
         if apart and PRODUCTION not in candidates:
             candidates.append(PRODUCTION)
@@ -49,14 +49,11 @@ def main() -> None:
             kept = f"Kept as {decision.release}, which is not published"
             done = f"Published as {decision.release}" if is_published else kept
             report.done(f"{decision.reason} {done} ({selection.placement}).", key=decision.key)
-    program.write_output("winner", decision.winner)
-    program.write_output("outcome", decision.outcome)
-    program.write_output("promotion", decision.promotion)
-    program.write_output("release", decision.release)
-    program.write_output("reason", decision.reason)
+    for name in ("winner", "outcome", "promotion", "release", "reason"):
+        program.write_output(name, getattr(decision, name))
     program.write_output("table", markdown(decision))
     print(decision.reason)
-    if decision.outcome == "incomplete" and not allow:
+    if decision.outcome == "incomplete" and not optimize.allow_incomplete:
         served = in_production == decision.release
         where = "in production already" if served else "published, but neither served nor put in production"
         raise Incomplete(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scoring.capacity.families import FAMILIES
-from stages.parts.vllm.parsers import CALLS, Form
+from stages.parts.vllm.parsers import FORMS, Form
 from tests.scoring.small_models import GIVEN, SEEN_WITH, fields
 from tests.stages.optimize.tiny import make_tokenizer
 
@@ -273,7 +273,7 @@ def write_tokenizer(kind: str, directory: Path) -> None:
 
 
 def form_of(kind: str) -> Form | None:
-    return next((form for form in CALLS if form.parser == TOOL_PARSERS.get(kind)), None)
+    return next((form for form in FORMS.calls if form.parser == TOOL_PARSERS.get(kind)), None)
 
 
 def write_processor(kind: str, directory: Path) -> None:

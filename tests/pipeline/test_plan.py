@@ -197,13 +197,12 @@ def test_what_a_run_would_refuse_is_not_offered(hub: HubServer) -> None:
     assert "on 8 × l4 does not fit" not in page
 
 
-def test_what_needs_several_nodes_is_beyond_what_a_run_does(hub: HubServer) -> None:
+def test_what_needs_several_nodes_is_refused(hub: HubServer) -> None:
     found = document(hub, "org/deepseek-v3", "--gpu", "h100", "--context", "8192")
     assert not any(option["fits"] for option in found["options"])
-    assert {option["pipeline_parallel_size"] for option in found["options"]} == {1}
     page = plan(hub, "org/deepseek-v3", "--gpu", "h100", "--context", "8192").stdout
     assert "★" not in page
-    assert re.search(r"^a run on h100 is refused: .*fp16 fits on 4 nodes of 8, which is beyond what a run", page, re.M)
+    assert re.search(r"^a run on h100 is refused: fp16 on 8 × h100: weights .* leave no room", page, re.M)
 
 
 def test_what_does_not_fit_is_listed_with_the_reason(hub: HubServer) -> None:

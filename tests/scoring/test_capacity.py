@@ -10,7 +10,7 @@ import yaml
 
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
-from scoring.capacity.kv_cache import CacheRules, cache_layout, pipeline_stages
+from scoring.capacity.kv_cache import CacheRules, cache_layout
 from scoring.capacity.storage import SIXTEEN_BIT
 from scoring.capacity.weights import count_parameters, loaded_bytes, stored_bytes, with_stored
 from stages.parts.base.formats import storage_of
@@ -195,13 +195,6 @@ def test_a_state_enlarges_the_blocks_of_attention() -> None:
     assert layout.blocks(5440) == 10 + 3 * 2
     wider = cache_layout(model("qwen3-next-80b-a3b", mamba_ssm_dtype="float32"), GPU)
     assert wider.block_tokens == 16 * -(-(32 * 128 * 128 * 4 + 3 * 8192 * 2) // (16 * 2048))
-
-
-def test_pipeline_stages_divide_the_layers_as_vllm_does() -> None:
-    assert list(map(len, pipeline_stages(61, 4))) == [15, 15, 16, 15]
-    assert pipeline_stages(62, 4) == [range(15), range(15, 31), range(31, 47), range(47, 62)]
-    rules = CacheRules(16, 3 * 8192, pipeline_parallel_size=2)
-    assert cache_layout(model("llama-3.1-8b"), rules).block_bytes == 16 * 131_072 // 2
 
 
 def test_a_kv_head_is_on_each_gpu_and_a_latent_vector_is_not_divided() -> None:

@@ -16,7 +16,6 @@ from scoring.capacity.memory import (
     Demand,
     Layout,
     MemorySettings,
-    Parallelism,
     choose_layout,
     contradictions,
     fit,
@@ -65,7 +64,7 @@ def test_the_context_is_the_longest_that_fits_and_at_most_the_models_own() -> No
     on_l4 = layout("llama-3.1-8b", "l4").context
     assert LEAST_CONTEXT < on_l4 < 131_072
     assert on_l4 % 256 == 0
-    found = fit(sized("llama-3.1-8b"), SIXTEEN_BIT, GPUS["l4"], Parallelism(1), MemorySettings(context=on_l4))
+    found = fit(sized("llama-3.1-8b"), SIXTEEN_BIT, GPUS["l4"], 1, MemorySettings(context=on_l4))
     # What is kept free are a quarter of the estimates: 1.8 GiB of activations, CUDA graphs and runtime.
     assert 0.8 * found.longest_context < on_l4 < found.longest_context
 

@@ -12,7 +12,7 @@ import yaml
 
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.families import read_architecture
-from scoring.capacity.memory import Fit, MemorySettings, Parallelism, fit
+from scoring.capacity.memory import Fit, MemorySettings, fit
 from scoring.capacity.plan import Option, PlanRequest, Targets, options, shortlist
 from scoring.capacity.speed import Requests, Roofline, SpeedCalibration
 from scoring.units import GIB
@@ -39,22 +39,20 @@ def question(name: str, *gpus: str, context: int = 8192, variants: tuple[str, ..
     )
 
 
-def fitted(
-    name: str, variant: str, gpu: str, tensor: int = 1, pipeline: int = 1, group_size: int = 128, **settings: Any
-) -> Fit:
+def fitted(name: str, variant: str, gpu: str, gpus: int = 1, group_size: int = 128, **settings: Any) -> Fit:
     asked = question(name)
     return fit(
         asked.model,
         storage_of(variant, group_size),
         KNOWN[gpu],
-        Parallelism(tensor, pipeline),
+        gpus,
         MemorySettings(**{"context": 8192} | settings),
     )
 
 
 def server(name: str, variant: str = "fp16", gpu: str = "h100", tensor: int = 1) -> Roofline:
     asked = question(name)
-    return Roofline(asked.model, storage_of(variant, 128), KNOWN[gpu], Parallelism(tensor))
+    return Roofline(asked.model, storage_of(variant, 128), KNOWN[gpu], tensor)
 
 
 def test_usable_memory_is_what_cuda_reports() -> None:
@@ -107,16 +105,6 @@ def test_what_kernels_or_gpus_cannot_divide_does_not_fit(
 def test_smaller_groups_can_be_divided_among_more_gpus() -> None:
     assert not fitted("qwen3-30b-a3b", "awq", "h100", 2, group_size=128).reasons
     assert not fitted("qwen3-30b-a3b", "awq", "h100", 4, group_size=64).reasons
-
-
-def test_pipeline_stages_share_layers_and_only_one_has_the_embedding() -> None:
-    whole, half = fitted("llama-3.1-8b", "fp16", "h100"), fitted("llama-3.1-8b", "fp16", "h100", 1, 2)
-    embedding, layers = 2 * 128256 * 4096, whole.memory.weights - 2 * 2 * 128256 * 4096 - 2 * 4096
-    assert half.memory.weights == layers // 2 + embedding + 2 * 4096
-    assert half.cache.block_bytes == whole.cache.block_bytes // 2
-    # The last stage of a model with tied embeddings has a copy of its own.
-    tied = fitted("gemma-2b", "fp16", "h100", 1, 2).memory.weights
-    assert tied == pytest.approx(2 * (9 * (2048 * 256 * 18 + 3 * 2048 * 16384) + 256000 * 2048), rel=1e-4)
 
 
 def test_a_given_size_of_the_kv_cache_replaces_what_is_left() -> None:
@@ -196,7 +184,7 @@ def test_the_cheapest_choice_that_meets_the_targets_is_first() -> None:
         assert option.predicted.tpot_ms <= 50
         assert option.replicas == math.ceil(50 / option.predicted.sequences)
         assert option.cost_per_hour == pytest.approx(
-            prices[option.accelerator] * option.gpus * (option.replicas or math.nan)
+            prices[option.accelerator] * option.tensor_parallel_size * (option.replicas or math.nan)
         )
     assert [option.fits for option in found] == sorted((option.fits for option in found), reverse=True)
 
@@ -207,9 +195,9 @@ def test_targets_that_no_gpu_meets_are_not_met_with_one_sequence_either() -> Non
     assert {option.predicted.sequences for option in found if option.fits} == {1}
 
 
-def test_a_model_that_no_node_holds_is_divided_among_nodes() -> None:
-    found = [each for each in options(question("deepseek-v3", "h100", variants=("fp16",))) if each.fits]
-    assert {(each.tensor_parallel_size, each.pipeline_parallel_size) for each in found} == {(8, 4)}
+def test_a_model_that_no_node_holds_does_not_fit() -> None:
+    found = options(question("deepseek-v3", "h100", variants=("fp16",)))
+    assert [each.tensor_parallel_size for each in found if not each.fits] == [1, 2, 4, 8]
 
 
 def test_the_shortlist_has_the_best_of_each_variant_on_each_gpu() -> None:
@@ -221,7 +209,7 @@ def test_the_shortlist_has_the_best_of_each_variant_on_each_gpu() -> None:
         first.setdefault((option.variant, option.accelerator), option)
     assert all(first[each.variant, each.accelerator] is each for each in short if each.fits)
     unfit = {(each.variant, each.accelerator) for each in short if not each.fits}
-    assert unfit == {("int8", "b200"), ("w8a8", "b200"), ("mxfp4", "t4")}
+    assert unfit == {("int8", "b200"), ("w8a8", "b200"), ("mxfp4", "t4"), ("fp16", "t4")}
 
 
 def test_a_gpu_without_a_type_of_tensor_cores_computes_in_16_bits() -> None:

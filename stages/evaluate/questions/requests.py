@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from stages.evaluate.questions.question import Choice, Question, Served, message, said
+from stages.parts.base.settings import read_yaml
 
 COUNT: Final = 8000
 SEED: Final = 20260101
@@ -20,69 +22,30 @@ MAX_TOKENS: Final = 256
 FENCE: Final = "```"
 JSON_BEGINS: Final = re.compile(r"[{\[]")
 
-NAMES: Final = ("Okafor", "Lindqvist", "Moreau", "Tanaka", "Alvarez", "Novak", "Haddad", "Kowalski", "Mbeki", "Ferrari")
-CITIES: Final = ("Lisbon", "Osaka", "Nairobi", "Toronto", "Gdansk", "Lima", "Tbilisi", "Perth", "Oslo", "Hanoi")
-PLACES: Final = ("Blue Lantern", "Casa Verde", "The Old Mill", "Kite & Anchor", "Saffron House", "North Pier")
-PRODUCTS: Final = ("desk lamp", "rain jacket", "coffee grinder", "bicycle pump", "wall clock", "tea kettle", "yoga mat")
-SYSTEMS: Final = ("payroll", "mail server", "booking site", "badge reader", "warehouse scanner", "video door")
-TOPICS: Final = ("budget review", "release planning", "safety briefing", "design critique", "hiring round")
-MONTHS: Final = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October")
-DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-CABINS: Final = ("economy", "premium", "business")
-PRIORITIES: Final = ("low", "medium", "high", "urgent")
-NUMBERS: Final = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 FIRST_NUMBER: Final = 2
+TABLE: Final = read_yaml(Path(__file__).with_suffix(".yaml"))
+WORDS: Final[Mapping[str, Sequence[str]]] = TABLE["words"]
 
 Arguments = dict[str, Any]
-Properties = dict[str, dict[str, Any]]
 Drawn = Callable[[random.Random], tuple[str, Arguments]]
-TEXT: Final = {"type": "string"}
-COUNTED: Final = {"type": "integer"}
-FLAG: Final = {"type": "boolean"}
-DATE: Final = {"type": "string", "description": "YYYY-MM-DD"}
-TIME: Final = {"type": "string", "description": "24-hour clock, HH:MM"}
-
-
-def _choice_of(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values)}
-
-
-def _list_of(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": schema}
-
-
-def _object_of(properties: Properties) -> dict[str, Any]:
-    """All properties are required, and no other is allowed."""
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 @dataclass(frozen=True)
 class Function:
     name: str
     description: str
-    properties: Properties
+    properties: dict[str, dict[str, Any]]
     drawn: Drawn
     """A user's words, and the arguments that they ask for."""
 
     def schema(self) -> dict[str, Any]:
-        return _object_of(self.properties)
+        """All properties are required, and no other is allowed."""
+        required = list(self.properties)
+        return {"type": "object", "properties": self.properties, "required": required, "additionalProperties": False}
 
     def tool(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": self.schema()}
         return {"type": "function", "function": function}
-
-
-FUNCTIONS: Final[list[Function]] = []
-
-
-def _function(description: str, properties: Properties) -> Callable[[Drawn], Drawn]:
-    """Add what draws requests to ``FUNCTIONS``, under its own name."""
-
-    def add(drawn: Drawn) -> Drawn:
-        FUNCTIONS.append(Function(drawn.__name__, description, properties, drawn))
-        return drawn
-
-    return add
 
 
 def structured_outputs(served: Served) -> list[Question]:  # noqa: ARG001
@@ -178,8 +141,8 @@ def same(value: Any, expected: Any) -> bool:
 
 def _date(chance: random.Random) -> tuple[str, str]:
     """In words and as ISO 8601."""
-    month, day, year = chance.randrange(len(MONTHS)), chance.randrange(1, 29), chance.randrange(2027, 2030)
-    return f"{MONTHS[month]} {day}, {year}", f"{year}-{month + 1:02}-{day:02}"
+    month, day, year = chance.randrange(len(WORDS["months"])), chance.randrange(1, 29), chance.randrange(2027, 2030)
+    return f"{WORDS['months'][month]} {day}, {year}", f"{year}-{month + 1:02}-{day:02}"
 
 
 def _clock(chance: random.Random) -> tuple[str, str]:
@@ -189,68 +152,53 @@ def _clock(chance: random.Random) -> tuple[str, str]:
 
 
 def _number(chance: random.Random) -> tuple[str, int]:
-    number = chance.randrange(len(NUMBERS))
-    return NUMBERS[number], number + FIRST_NUMBER
+    number = chance.randrange(len(WORDS["numbers"]))
+    return WORDS["numbers"][number], number + FIRST_NUMBER
 
 
-@_function(
-    "Reserve a table in a restaurant.",
-    {"restaurant": TEXT, "date": DATE, "time": TIME, "people": COUNTED, "name": TEXT},
-)
 def book_table(chance: random.Random) -> tuple[str, Arguments]:
-    place, name, (people, count) = chance.choice(PLACES), chance.choice(NAMES), _number(chance)
+    place, name, (people, count) = chance.choice(WORDS["places"]), chance.choice(WORDS["names"]), _number(chance)
     (day, date), (clock, time) = _date(chance), _clock(chance)
     words = f"Please book a table for {people} at {place} on {day} at {clock}, in the name of {name}."
     return words, {"restaurant": place, "date": date, "time": time, "people": count, "name": name}
 
 
-@_function(
-    "Book seats on a flight.",
-    {"from": TEXT, "to": TEXT, "date": DATE, "cabin": _choice_of(*CABINS), "passengers": COUNTED},
-)
 def book_flight(chance: random.Random) -> tuple[str, Arguments]:
-    (start, end), (people, count), (day, date) = chance.sample(CITIES, 2), _number(chance), _date(chance)
-    cabin = chance.choice(CABINS)
+    (start, end), (people, count), (day, date) = chance.sample(WORDS["cities"], 2), _number(chance), _date(chance)
+    cabin = chance.choice(WORDS["cabins"])
     words = f"On {day} we want to fly to {end} from {start}, {people} of us, in {cabin} class."
     return words, {"from": start, "to": end, "date": date, "cabin": cabin, "passengers": count}
 
 
-@_function(
-    "Order products of the shop.",
-    {"items": _list_of(_object_of({"product": TEXT, "quantity": COUNTED})), "city": TEXT, "gift": FLAG},
-)
 def place_order(chance: random.Random) -> tuple[str, Arguments]:
-    order = [(*_number(chance), product) for product in chance.sample(PRODUCTS, chance.randrange(1, 4))]
-    city, gift = chance.choice(CITIES), chance.random() < 0.5
+    order = [(*_number(chance), product) for product in chance.sample(WORDS["products"], chance.randrange(1, 4))]
+    city, gift = chance.choice(WORDS["cities"]), chance.random() < 0.5
     listed = ", ".join(f"{word} pieces of the {product}" for word, _, product in order)
     how = "Wrap it as a gift, please." if gift else "No gift wrapping, please."
     items = [{"product": product, "quantity": count} for _, count, product in order]
     return f"I would like to order {listed}, sent to {city}. {how}", {"items": items, "city": city, "gift": gift}
 
 
-@_function(
-    "Report that a system does not work.",
-    {"system": TEXT, "priority": _choice_of(*PRIORITIES), "down_hours": COUNTED, "assignee": TEXT},
-)
 def open_ticket(chance: random.Random) -> tuple[str, Arguments]:
-    system, name, (word, hours) = chance.choice(SYSTEMS), chance.choice(NAMES), _number(chance)
-    priority = chance.choice(PRIORITIES)
+    system, name, (word, hours) = chance.choice(WORDS["systems"]), chance.choice(WORDS["names"]), _number(chance)
+    priority = chance.choice(WORDS["priorities"])
     words = (
         f"The {system} has been down for {word} hours. Open a ticket of {priority} priority and assign it to {name}."
     )
     return words, {"system": system, "priority": priority, "down_hours": hours, "assignee": name}
 
 
-@_function(
-    "Put a meeting into the calendar.",
-    {"topic": TEXT, "weekday": _choice_of(*DAYS), "start": TIME, "minutes": COUNTED}
-    | {"online": FLAG, "guests": _list_of(TEXT)},
-)
 def schedule_meeting(chance: random.Random) -> tuple[str, Arguments]:
-    topic, day, (clock, time) = chance.choice(TOPICS), chance.choice(DAYS), _clock(chance)
+    topic, day, (clock, time) = chance.choice(WORDS["topics"]), chance.choice(WORDS["days"]), _clock(chance)
     minutes, online = chance.choice((15, 30, 45, 60, 90)), chance.random() < 0.5
-    guests = chance.sample(NAMES, chance.randrange(1, 4))
+    guests = chance.sample(WORDS["names"], chance.randrange(1, 4))
     where = "online" if online else "in the office"
     words = f"Set up a {topic} {where} next {day} at {clock}, {minutes} minutes, with {', '.join(guests)}."
     arguments = {"topic": topic, "weekday": day, "start": time, "minutes": minutes}
     return words, arguments | {"online": online, "guests": guests}
+
+
+FUNCTIONS: Final = [
+    Function(name=each.__name__, drawn=each, **TABLE["functions"][each.__name__])
+    for each in (book_table, book_flight, place_order, open_ticket, schedule_meeting)
+]

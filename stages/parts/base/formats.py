@@ -10,7 +10,7 @@ import json
 import pkgutil
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -133,4 +133,6 @@ def why_failed(what: str, config: Mapping[str, Any]) -> str:
 
 def storage_of(name: str, group_size: int) -> Storage:
     """Describe how the format *name* stores weights with this setting of ``optimize.group_size``."""
-    return FORMATS[name].storage.with_group_size(group_size)
+    storage = FORMATS[name].storage
+    scales = (replace(scale, inputs=group_size) if scale.adjustable else scale for scale in storage.scales)
+    return replace(storage, scales=tuple(scales))

@@ -206,10 +206,6 @@ class AskedServing(Settings):
             names += [variant, *(f"{variant}{WITH_RECIPE}{name}" for name in tried)]
         return names
 
-    def is_optional(self, candidate: str) -> bool:
-        recipe = self.recipes.get(recipe_of(candidate))
-        return recipe is not None and recipe.optional
-
     def pinned(self, **figures: int | str | None) -> Serving:
         """Put these figures, or else the defaults of ``Serving``, in the place of every *auto*."""
         settings = self.model_dump()

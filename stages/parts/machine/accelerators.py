@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from scoring.capacity.accelerator import Accelerator
+from scoring.capacity.accelerator import Accelerator, Tflops
+from scoring.units import GIB, MIB
 from stages.parts.base.settings import CONFIGS, Settings, parse, read_yaml
+from stages.parts.machine.hardware import gpus, hardware, query_gpus
 
 CATALOGUE: Final = CONFIGS / "accelerators.yaml"
 VARIABLE: Final = "SLIPWAY_ACCELERATORS"
@@ -38,3 +40,24 @@ def accelerator_of(device: str, accelerators: Mapping[str, Accelerator]) -> str 
     """Find the name of the accelerator that nvidia-smi lists as *device*, such as ``NVIDIA H200, 143771 MiB``."""
     model = device.partition(",")[0].strip()
     return next((name for name, accelerator in accelerators.items() if accelerator.device == model), None)
+
+
+def accelerator_here() -> tuple[str, Accelerator]:
+    """Describe this machine's GPU. Of one that the catalogue lacks only memory and kernels matter, so the rest is made
+    up."""
+    device, accelerators = gpus()[0], catalogue()
+    if name := accelerator_of(device, accelerators):
+        return name, accelerators[name]
+    memory, capability = query_gpus("memory.total")[0], query_gpus("compute_cap")[0]
+    shared = hardware().memory_bytes  # a GPU that names no memory of its own uses the machine's
+    unlisted = Accelerator(
+        device=device.partition(",")[0],
+        memory_gib=(int(memory) * MIB if memory.isdigit() else shared) / GIB,
+        bandwidth_gb_per_s=1,
+        tflops=Tflops(bf16=1),
+        link="pcie",
+        link_gb_per_s=1,
+        compute_capability=float(capability),
+        source="nvidia-smi",
+    )
+    return unlisted.device, unlisted

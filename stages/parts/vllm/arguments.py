@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from scoring.units import MIB
-from stages.parts.base.errors import ConfigError, DamagedModel, UnusableModel
+from stages.parts.base.errors import ConfigError, UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import without_secrets
 from stages.parts.base.serving_settings import Serving
@@ -103,20 +103,13 @@ def served_dtype(settings: Serving, model: Path, *, on_gpu: bool) -> str:
         able = capability is None or capability >= BFLOAT16_CAPABILITY
         # Transformers 5 calls it ``dtype``, earlier ones ``torch_dtype``.
         return "bfloat16" if able and stated(config, "dtype", "torch_dtype") != "float16" else "float16"
-    method = _method(model) or ""
+    variant = Variant.read_if_intact(model / VARIANT)
+    method = variant.method if variant else ""
     if method not in FORMATS:
         with contextlib.suppress(UnusableModel):
             method = format_of(config).name
     only_16_bit = method not in FORMATS or FORMATS[method].only_16_bit
     return "bfloat16" if only_16_bit else cpu_dtype(processor())
-
-
-def _method(model: Path) -> str | None:
-    """How the variant in a directory was made; None if it is no variant, or its record is damaged."""
-    with contextlib.suppress(DamagedModel):
-        variant = Variant.read(model / VARIANT)
-        return variant.method if variant else None
-    return None
 
 
 def serves_on_gpu() -> bool:

@@ -6,10 +6,9 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
-from scoring.capacity.accelerator import Accelerator, Tflops
+from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import BYTES, read_architecture
 from scoring.capacity.kv_cache import cache_layout
@@ -23,8 +22,8 @@ from stages.parts.base.formats import quantized_formats, storage_of, why_not_mad
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, Recipe, ReferenceServing, Serving
 from stages.parts.base.workload import Workload
-from stages.parts.machine.accelerators import accelerator_of
-from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor, query_gpus
+from stages.parts.machine.accelerators import accelerator_here
+from stages.parts.machine.hardware import Processor, cpu_dtype, gpus, hardware, processor
 from stages.parts.machine.hardware_table import kind_of
 from stages.parts.model.checkpoint import why_not_quantized
 from stages.parts.model.description import Description
@@ -37,7 +36,6 @@ from stages.parts.vllm.sizing import (
     gpu_memory_bytes,
     kv_value_bytes,
     memory_settings,
-    shared_bytes,
     startup_s,
     why_not_planned,
 )
@@ -57,8 +55,6 @@ class Place:
     gpus: int = 0
     memory_bytes: int | None = None
     """The machine's memory; None if it is not known."""
-    dtype: str = "bfloat16"
-    """The type in which vLLM computes without a GPU."""
     processor: Processor | None = None
     """None if it is not known."""
 
@@ -74,7 +70,6 @@ class Decided:
     gpus: int
     memory_bytes: int
     """For the pod that measures, ``/dev/shm`` included."""
-    shared_bytes: int
     variants: tuple[str, ...] = ()
     """Those that can be made from the model, and the candidates."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -140,28 +135,19 @@ class Requirements:
             concurrency=self.workload.concurrency if self.workload else 1,
         )
 
-    def bytes_of(self, model: Architecture, variant: str) -> int:
-        return stored_bytes(model, self.storage_of(variant))
-
-    def storages(self, model: Architecture) -> dict[str, Storage]:
-        """Describe how the variants store their weights, the largest first."""
-        sizes = {variant: self.bytes_of(model, variant) for variant in self.optimize.variants}
-        by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)
-        return {variant: self.storage_of(variant) for variant in by_size}
+    def weights_bytes(self, model: Architecture) -> dict[str, int]:
+        """Compute the sizes of the variants' weights, the largest first."""
+        sizes = {variant: stored_bytes(model, self.storage_of(variant)) for variant in self.optimize.variants}
+        return dict(sorted(sizes.items(), key=lambda each: each[1], reverse=True))
 
 
-def place_here(
-    accelerators: Mapping[str, Accelerator], most_gpus: int | None = None, memory_bytes: int | None = None
-) -> Place:
+def place_here(most_gpus: int | None = None, memory_bytes: int | None = None) -> Place:
     """Describe this machine. *most_gpus* and *memory_bytes* may serve one replica; None: all that it has."""
     memory_bytes = memory_bytes or hardware().memory_bytes
     if most_gpus == 0 or not serves_on_gpu():
-        return Place("this machine", None, 0, memory_bytes, cpu_dtype(processor()), processor())
-    devices = gpus()
-    name = accelerator_of(devices[0], accelerators)
-    accelerator = accelerators[name] if name else _unlisted(devices[0].partition(",")[0])
-    most = len(devices) if most_gpus is None else most_gpus
-    return Place(name or accelerator.device, accelerator, most, memory_bytes)
+        return Place("this machine", None, 0, memory_bytes, processor())
+    name, accelerator = accelerator_here()
+    return Place(name, accelerator, len(gpus()) if most_gpus is None else most_gpus, memory_bytes)
 
 
 def decide(described: Description, required: Requirements, place: Place) -> Decided:
@@ -215,99 +201,86 @@ def refuse_contradictions(described: Description, required: Requirements) -> Non
 def _on_gpus(
     model: Architecture, required: Requirements, place: Place, accelerator: Accelerator, source: str
 ) -> Decided:
-    serving, demand, storages = required.serving, required.demand(model), required.storages(model)
+    serving, demand, weights_bytes = required.serving, required.demand(model), required.weights_bytes(model)
 
     def layout_of(variant: str, demand: Demand, gpus: int = place.gpus) -> Layout:
-        return choose_layout(model, storages[variant], accelerator, gpus, memory_settings(serving), demand)
+        storage = required.storage_of(variant)
+        return choose_layout(model, storage, accelerator, gpus, memory_settings(serving), demand)
 
     def without_room(candidate: str, gpus: int) -> str:
         given = replace(demand, context=layout.context, tensor_parallel_size=gpus)
         too_many = f"it takes {gpus} GPUs, and one server may have {place.gpus}" if gpus > place.gpus else ""
         return too_many or "; ".join(layout_of(variant_of(candidate), given).reasons)
 
-    mistakes = list(contradictions(model, demand, storages.get(required.reference, SIXTEEN_BIT)))
+    reference = required.reference
+    compared = required.storage_of(reference) if reference in weights_bytes else SIXTEEN_BIT
+    mistakes = list(contradictions(model, demand, compared))
     if demand.tensor_parallel_size and demand.tensor_parallel_size > place.gpus:
         mistakes.append(f"tensor_parallel_size {demand.tensor_parallel_size}: one server may have {place.gpus} GPUs")
-    layouts = {variant: layout_of(variant, demand) for variant in storages}
+    layouts = {variant: layout_of(variant, demand) for variant in weights_bytes}
     fitting = [variant for variant, layout in layouts.items() if not layout.reasons]
-    largest = fitting[0] if fitting else next(iter(layouts))
+    largest = next(iter(fitting or layouts))
     layout = layouts[largest]
     size = layout.tensor_parallel_size
     # The quantizer and vLLM themselves say what one GPU can't compute.
     reasons = {
-        variant: (() if each.short_bytes is None else each.reasons) or left_out(model, storages[variant], size)
-        for variant, each in layouts.items()
+        name: (() if each.short_bytes is None else each.reasons) or left_out(model, required.storage_of(name), size)
+        for name, each in layouts.items()
     }
     asked = None
-    if (reference := required.reference) in layouts and reference not in fitting:
+    if reference in layouts and reference not in fitting:
         more = layout_of(reference, replace(demand, tensor_parallel_size=None))
-        asked = _reference_elsewhere(model, required, place, more)
-    refused = largest if not fitting else reference if reference in reasons and reasons[reference] and not asked else ""
-    if refused:
-        named = " ".join(mistakes)
-        mistakes += [
-            f"{refused} on {layouts[refused].tensor_parallel_size} × {place.name}: {reason}"
-            for reason in reasons[refused]
-            if reason not in named
-        ]
+        asked = _reference_elsewhere(weights_bytes[reference], place, more, kept=required.answers_kept)
+    refused = largest if not fitting else reference if reasons.get(reference) and not asked else ""
+    named = " ".join(mistakes)
+    mistakes += [
+        f"{refused} on {layouts[refused].tensor_parallel_size} × {place.name}: {reason}"
+        for reason in reasons.get(refused, ())
+        if reason not in named
+    ]
     notes = _notes_on_queueing(layout.requests, demand, serving, largest)
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     served = [variant for variant in required.optimize.variants if not reasons[variant]]
-    bytes_of = partial(required.bytes_of, model)
     if size > 1 and serving.tensor_parallel_size == "auto":
-        # Each of two servers on half of the GPUs has half of the requests.
+        # They are also tried on fewer. Each of two servers on half of the GPUs has half of the requests.
         half = replace(demand, context=layout.context, concurrency=math.ceil(demand.concurrency / 2))
         smaller = {variant: layout_of(variant, half, size // 2) for variant in served}
-        serving = serving.model_copy(update={"recipes": {**_on_fewer_gpus(smaller), **serving.recipes}})
-    pinned = _pinned(serving, size, layout.context, sum(map(bytes_of, served)), asked)
+        fewer = grouped({name: f"{each.tensor_parallel_size}" for name, each in smaller.items() if each.with_room})
+        recipes = {
+            f"tp{number}": Recipe(tensor_parallel_size=int(number), variants=tuple(names), optional=True)
+            for number, names in fewer.items()
+        }
+        serving = serving.model_copy(update={"recipes": recipes | {**serving.recipes}})
+    pinned = _pinned(serving, size, layout.context, sum(map(weights_bytes.__getitem__, served)), asked)
     sizes = {name: pinned.of_candidate(name).tensor_parallel_size for name in pinned.candidates_of(served)}
     gpus = max(each for each in (size, *sizes.values()) if each <= max(size, place.gpus))
-    gpus, memory_bytes = _needed(gpus, bytes_of(largest), asked, bytes_of(reference) if asked else 0)
+    memory_bytes = gpu_memory_bytes(weights_bytes[largest], gpus)
+    if asked and not asked.kept:
+        gpus = max(gpus, asked.tensor_parallel_size)
+        offloaded_bytes = asked.tensor_parallel_size * asked.cpu_offload_gib * GIB
+        memory_bytes = max(memory_bytes, gpu_memory_bytes(weights_bytes[reference], gpus) + offloaded_bytes)
     return Decided(
         serving=pinned,
         gpus=gpus,
         memory_bytes=memory_bytes + CLIENT_BYTES,
-        shared_bytes=shared_bytes(gpus),
         left_out={variant: "; ".join(reasons[variant]) for variant in required.optimize.variants if reasons[variant]},
         recipes_left_out={name: why for name, own in sizes.items() if own != size and (why := without_room(name, own))},
         notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
     )
 
 
-def _needed(gpus: int, weights_bytes: int, asked: ReferenceServing | None, reference_bytes: int) -> tuple[int, int]:
-    """Count the GPUs, and estimate the bytes of memory, that a server on *gpus* and the reference's need."""
-    needed_bytes = gpu_memory_bytes(weights_bytes, gpus)
-    if asked is None or asked.kept:
-        return gpus, needed_bytes
-    gpus = max(gpus, asked.tensor_parallel_size)
-    offloaded_bytes = asked.tensor_parallel_size * asked.cpu_offload_gib * GIB
-    return gpus, max(needed_bytes, gpu_memory_bytes(reference_bytes, gpus) + offloaded_bytes)
-
-
-def _on_fewer_gpus(layouts: Mapping[str, Layout]) -> dict[str, Recipe]:
-    """Make the recipes by which the variants that fit are tried on fewer GPUs."""
-    fitting = {name: layout for name, layout in layouts.items() if not layout.reasons and layout.with_room}
-    sizes = grouped({name: f"{layout.tensor_parallel_size}" for name, layout in fitting.items()})
-    return {
-        f"tp{size}": Recipe(tensor_parallel_size=int(size), variants=tuple(names), optional=True)
-        for size, names in sizes.items()
-    }
-
-
-def _reference_elsewhere(
-    model: Architecture, required: Requirements, place: Place, more: Layout
-) -> ReferenceServing | None:
+def _reference_elsewhere(weights_bytes: int, place: Place, more: Layout, *, kept: bool) -> ReferenceServing | None:
     """Find how a reference can be asked the questions that does not fit where the variants are served: on *more* GPUs,
-    with weights in the host's memory, or never, because its answers were kept. None if it can't."""
+    with weights in the host's memory, or never, because its answers were *kept*. None if it can't."""
     if not more.reasons:
         return ReferenceServing(tensor_parallel_size=more.tensor_parallel_size)
-    size, weights_bytes = more.tensor_parallel_size, required.bytes_of(model, required.reference)
+    size = more.tensor_parallel_size
     # vLLM keeps whole parameters; what is short is rounded up.
     short_gib = math.ceil(more.short_bytes / GIB) + 1 if more.short_bytes else 0
     needed_bytes = gpu_memory_bytes(weights_bytes, size) + size * short_gib * GIB + CLIENT_BYTES
     if 0 < short_gib * GIB < weights_bytes / size and place.memory_bytes and needed_bytes <= place.memory_bytes:
         return ReferenceServing(tensor_parallel_size=size, cpu_offload_gib=short_gib)
-    return ReferenceServing(kept=True) if required.answers_kept else None
+    return ReferenceServing(kept=True) if kept else None
 
 
 def _notes_on_reference(
@@ -331,9 +304,9 @@ def _notes_on_reference(
 
 
 def _on_cpu(model: Architecture, required: Requirements, place: Place, source: str) -> Decided:
-    serving, demand, storages = required.serving, required.demand(model), required.storages(model)
+    serving, demand, weights_bytes = required.serving, required.demand(model), required.weights_bytes(model)
     size = demand.tensor_parallel_size or 1
-    value_bytes = BYTES[place.dtype if serving.dtype == "auto" else serving.dtype]
+    value_bytes = BYTES[cpu_dtype(place.processor) if serving.dtype == "auto" else serving.dtype]
     rules = replace(cpu_cache_rules(model), tensor_parallel_size=size, value_bytes=value_bytes)
     cache, cache_bytes = cache_layout(model, rules), (serving.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
     longest = cache.longest(cache_bytes)
@@ -344,11 +317,12 @@ def _on_cpu(model: Architecture, required: Requirements, place: Place, source: s
             f"a KV cache of {cache_bytes // MIB:,} MiB has room for {longest:,} of {least:,} tokens of context: "
             "raise serving.kv_cache_mib"
         )
-    bytes_of, reference = partial(required.bytes_of, model), required.reference
     # vLLM holds 16-bit weights in the served type.
     loaded_bytes = {
-        variant: bytes_of(variant) * (value_bytes if storage.weight_bits == SIXTEEN_BIT.weight_bits else HALF) // HALF
-        for variant, storage in storages.items()
+        variant: stored * value_bytes // HALF
+        if required.storage_of(variant).weight_bits == SIXTEEN_BIT.weight_bits
+        else stored
+        for variant, stored in weights_bytes.items()
     }
     besides_bytes = cache_bytes + SERVER_BYTES + CLIENT_BYTES
     reasons = {
@@ -358,25 +332,22 @@ def _on_cpu(model: Architecture, required: Requirements, place: Place, source: s
         if place.memory_bytes and loaded + besides_bytes > place.memory_bytes
     }
     served = [variant for variant in required.optimize.variants if variant not in reasons]
-    asked = ReferenceServing(kept=True) if reference in reasons and required.answers_kept else None
-    if reference in reasons and not asked:
-        mistakes.append(reasons[reference])
+    asked = ReferenceServing(kept=True) if required.reference in reasons and required.answers_kept else None
+    if required.reference in reasons and not asked:
+        mistakes.append(reasons[required.reference])
     elif not served:
         mistakes.append(reasons[min(loaded_bytes, key=loaded_bytes.__getitem__)])
-    notes = []
-    if longest >= least:
-        requests = cache.sequences(cache_bytes, demand.longest_request or least)
-        notes = _notes_on_queueing(requests, demand, serving, served[0] if served else REFERENCE)
+    requests = cache.sequences(cache_bytes, demand.longest_request or least)
+    largest = served[0] if served else REFERENCE
+    notes = _notes_on_queueing(requests, demand, serving, largest) if longest >= least else []
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
-    files_bytes, servers_bytes = sum(map(bytes_of, served)), len(served) * (SERVER_BYTES + cache_bytes)
-    widened_bytes = sum(loaded_bytes[variant] - bytes_of(variant) for variant in served)
+    files_bytes = sum(map(weights_bytes.__getitem__, served))
     return Decided(
         serving=_pinned(serving, size, demand.context or rounded_context(longest, model), files_bytes, asked),
         gpus=0,
-        memory_bytes=CLIENT_BYTES + servers_bytes + files_bytes + widened_bytes,
-        shared_bytes=shared_bytes(0),
+        memory_bytes=CLIENT_BYTES + sum(loaded_bytes[name] + SERVER_BYTES + cache_bytes for name in served),
         left_out=reasons,
-        notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
+        notes=(*notes, *_notes_on_reference(asked, required.reference, served, place)),
     )
 
 
@@ -404,7 +375,6 @@ def _unplanned(serving: AskedServing, place: Place, weights_bytes: int, *, note:
         serving=_pinned(serving, size, None, 2 * weights_bytes),
         gpus=on_gpus,
         memory_bytes=gpu_memory_bytes(weights_bytes, on_gpus) + CLIENT_BYTES,
-        shared_bytes=shared_bytes(on_gpus),
         notes=(note,),
         weights_bytes=weights_bytes,
     )
@@ -426,19 +396,3 @@ def _refuse(mistakes: Sequence[str], subject: str) -> None:
             "name another one, such as profile.reference=int8"
         )
         raise error
-
-
-def _unlisted(device: str) -> Accelerator:
-    """Describe a GPU that the catalogue lacks. Only its memory and kernels matter here, so the rest is made up."""
-    memory, capability = query_gpus("memory.total")[0], query_gpus("compute_cap")[0]
-    shared = hardware().memory_bytes  # a GPU that names no memory of its own uses the machine's
-    return Accelerator(
-        device=device,
-        memory_gib=(int(memory) * MIB if memory.isdigit() else shared) / GIB,
-        bandwidth_gb_per_s=1,
-        tflops=Tflops(bf16=1),
-        link="pcie",
-        link_gb_per_s=1,
-        compute_capability=float(capability),
-        source="nvidia-smi",
-    )

@@ -10,13 +10,12 @@ from pathlib import Path
 from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
-from scoring.capacity.memory import Fit, MemorySettings, Parallelism, certain_reasons, fit, powers_of_two, surely_fits
+from scoring.capacity.memory import Fit, MemorySettings, certain_reasons, fit, powers_of_two, surely_fits
 from scoring.capacity.storage import HALF, Storage
 from scoring.capacity.weights import stored_bytes
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError, DamagedModel
 from stages.parts.base.serving_settings import Serving
-from stages.parts.machine.accelerators import catalogue
 from stages.parts.machine.hardware import query_gpus
 from stages.parts.model.checkpoint import CONFIG, config_in, stated
 from stages.parts.model.published import storage_of_variant
@@ -39,7 +38,7 @@ class PlacedVariant:
     def on(self, size: int) -> Fit | None:
         """Calculate whether it fits on *size* GPUs; None if the model's KV cache can't be calculated."""
         with contextlib.suppress(NotSizeable):
-            return fit(self.model, self.storage, self.accelerator, Parallelism(size), self.settings)
+            return fit(self.model, self.storage, self.accelerator, size, self.settings)
         return None
 
     def fewest(self) -> int | None:
@@ -67,7 +66,7 @@ def check_room(directory: Path, settings: Serving) -> None:
 
 def _placed(directory: Path, settings: Serving) -> PlacedVariant | None:
     """Read the variant in *directory*; None without GPUs, and where its memory can't be calculated."""
-    place = place_here(catalogue())
+    place = place_here()
     if place.accelerator is None or why_not_planned(settings, on_gpu=True):
         return None
     with contextlib.suppress(NotSizeable, DamagedModel, OSError, ValueError):

@@ -14,6 +14,7 @@ from typing import Final
 
 from stages.parts.base.errors import UnknownName
 from stages.parts.base.serving_settings import AskedServing
+from stages.parts.base.settings import Settings, parse, read_yaml
 from stages.parts.model.checkpoint import config_in
 from stages.parts.model.description import chat_template, text_of
 
@@ -29,71 +30,24 @@ PROMPT: Final = "add_generation_prompt"
 """After it, a template writes what comes right before an answer."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """A form of calls or thoughts."""
+class Form(Settings):
+    """A form of calls or thoughts; the table says what its fields are."""
 
     parser: str
-    """vLLM's name of what reads it."""
     marks: tuple[str, ...]
-    """A template that has all of them uses the form."""
     families: tuple[str, ...] = ()
-    """How the ``model_type`` of the models begins that write it; any, if empty."""
     tokens: tuple[str, ...] = ()
-    """Tokens without which vLLM's parser refuses the tokenizer, and the server does not start."""
 
 
-DEEPSEEK_CALLS: Final = tuple(f"<｜tool▁{each}｜>" for each in ("calls▁begin", "calls▁end", "call▁begin", "call▁end"))
-PYTHON_TAG: Final = "<|python_tag|>"
-JSON_OF_LLAMA: Final = "dictionary of argument name and its value"
-LIST_OF_PYTHON: Final = "[func_name1(params_name1="
-THINK: Final = ("<think>", "</think>")
-CALLS: Final = (
-    Form("openai", ("<|channel|>",), ("gpt_oss",)),
-    Form("seed_oss", ("<seed:tool_call>",)),
-    Form("minimax_m2", ("<minimax:tool_call>",), ("minimax_m2",)),
-    Form("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    Form("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json"), tokens=DEEPSEEK_CALLS),
-    Form("deepseek_v31", ("<｜tool▁calls▁begin｜>",), tokens=DEEPSEEK_CALLS),
-    Form("mistral", ("[TOOL_CALLS]",), tokens=("[TOOL_CALLS]",)),
-    Form("gemma4", ("<|tool_call>",)),
-    Form("functiongemma", ("<start_function_call>",)),
-    Form("lfm2", ("tools",), ("lfm2",), ("<|tool_call_start|>", "<|tool_call_end|>")),
-    Form("olmo3", ("<function_calls>",), ("olmo",)),
-    Form("apertus", ("<|tools_prefix|>",), ("apertus",)),
-    Form("cohere_command3", ("<|START_ACTION|>",), ("cohere",)),
-    Form("hunyuan_a13b", ("<tool_calls>",), ("hunyuan",)),
-    Form("jamba", ("<tool_calls>",), ("jamba",), ("<tool_calls>", "</tool_calls>")),
-    Form("longcat", ("<longcat_tool_call>",)),
-    Form("granite", ("<|tool_call|>",), ("granite",)),
-    Form("granite4", ("<tool_call>",), ("granitemoehybrid",)),
-    Form("ernie45", ("<tool_call>",), ("ernie4_5",)),
-    Form("glm45", ("<tool_call>", "<arg_key>")),
-    Form("qwen3_coder", ("<tool_call>", "<function=")),
-    Form("hermes", ("<tool_call>", "arguments")),
-    Form("phi4_mini_json", ("functools[",)),
-    Form("llama4_pythonic", (LIST_OF_PYTHON,), ("llama4",)),
-    Form("pythonic", (LIST_OF_PYTHON,)),
-    Form("llama4_json", (JSON_OF_LLAMA,), ("llama4",), (PYTHON_TAG,)),
-    Form("llama3_json", (JSON_OF_LLAMA,), ("llama", "mllama"), (PYTHON_TAG,)),
-    Form("llama3_json", (PYTHON_TAG,), ("llama", "mllama"), (PYTHON_TAG,)),
-)
-"""The forms of calls, of which the first holds that a template has."""
-THOUGHTS: Final = (
-    Form("openai_gptoss", ("<|channel|>",), ("gpt_oss",)),
-    Form("gemma4", ("<|channel>",), ("gemma4",)),
-)
-"""The forms of thoughts that are anywhere in a template."""
-BEFORE_ANSWER: Final = (
-    Form("seed_oss", ("<seed:think>",)),
-    Form("qwen3", ("<think>",), ("qwen3",), THINK),
-    Form("glm45", ("<think>",), ("glm4_moe",), THINK),
-    Form("nemotron_v3", ("<think>", "<|im_start|>"), ("nemotron_h",), THINK),
-    Form("deepseek_v3", ("<think>", "thinking"), ("deepseek_v3",), THINK),
-)
-"""The forms of thoughts that a template begins, or for no thoughts ends, right before an answer."""
-ALWAYS: Final = Form("deepseek_r1", ("<think>",), tokens=THINK)
-"""The form of a model that always thinks first. What it writes without an end of thoughts is all thoughts."""
+class Forms(Settings):
+    calls: tuple[Form, ...]
+    thoughts: tuple[Form, ...]
+    before_answer: tuple[Form, ...]
+    always: Form
+
+
+TABLE: Final = Path(__file__).with_suffix(".yaml")
+FORMS: Final = parse(Forms, read_yaml(TABLE), str(TABLE))
 SWITCHES: Final = ("thinking", "no_think")
 """In a template that can do without thoughts: a parser that is not made for that would take the answer for thoughts."""
 
@@ -115,14 +69,14 @@ class ChatModel:
     @property
     def tool_parser(self) -> str | None:
         """Find the parser for the calls that it writes; None if there are none, or none is known."""
-        return self._first(CALLS, self.template) if self.offers_tools else None
+        return self._first(FORMS.calls, self.template) if self.offers_tools else None
 
     @property
     def reasoning_parser(self) -> str | None:
         """Find the parser for the thoughts that it writes; None if there are none, or none is known."""
         before_answer = self.template.rpartition(PROMPT)[2] if PROMPT in self.template else ""
-        always = () if any(switch in self.template for switch in SWITCHES) else (ALWAYS,)
-        return self._first(THOUGHTS, self.template) or self._first((*BEFORE_ANSWER, *always), before_answer)
+        always = () if any(switch in self.template for switch in SWITCHES) else (FORMS.always,)
+        return self._first(FORMS.thoughts, self.template) or self._first((*FORMS.before_answer, *always), before_answer)
 
     def _first(self, forms: Iterable[Form], text: str) -> str | None:
         for form in forms:

@@ -13,7 +13,7 @@ from scoring.capacity.accelerator import Accelerator
 from scoring.capacity.architecture import Architecture, NotSizeable
 from scoring.capacity.families import read_architecture
 from scoring.capacity.kv_cache import cache_layout
-from scoring.capacity.memory import MemorySettings, Parallelism, fit
+from scoring.capacity.memory import MemorySettings, fit
 from scoring.capacity.speed import PredictedSpeed, Requests, Roofline, SpeedCalibration
 from scoring.capacity.weights import explained, stored_bytes, with_stored
 from stages.parts.base.errors import SlipwayError
@@ -35,7 +35,7 @@ class Prediction:
     kv_cache_tokens: int | None
     """None if it would not have fitted."""
     speed: PredictedSpeed | None
-    """None without a GPU, or on one that the catalogue lacks."""
+    """None without a GPU, on one that the catalogue lacks, and with pipeline stages."""
     accelerator: str | None
 
 
@@ -75,14 +75,11 @@ def predict(
         tokens = layout.tokens(settings.kv_cache_bytes, settings.context) if settings.kv_cache_bytes else None
         return Prediction(weights, tokens, None, None)
     accelerator = accelerator_of(evaluation.hardware.gpus[0], accelerators)
-    if accelerator is None:
+    if accelerator is None or value_of(arguments, "--pipeline-parallel-size"):
         return Prediction(weights, None, None, None)
-    parallelism = Parallelism(
-        int(value_of(arguments, "--tensor-parallel-size") or 1),
-        int(value_of(arguments, "--pipeline-parallel-size") or 1),
-    )
-    fitted = fit(model, storage, accelerators[accelerator], parallelism, settings)
-    roofline = Roofline(model, storage, accelerators[accelerator], parallelism)
+    gpus = int(value_of(arguments, "--tensor-parallel-size") or 1)
+    fitted = fit(model, storage, accelerators[accelerator], gpus, settings)
+    roofline = Roofline(model, storage, accelerators[accelerator], gpus)
     load = evaluation.load
     requests = Requests(max(1, load.prompt_tokens // load.requests), max(1, load.output_tokens // load.requests))
     return Prediction(

@@ -38,14 +38,12 @@ STARTED: Final = "process_start_time_seconds"
 
 def read_counters(text: str, instance: str) -> Counters:
     """Read the counters in one server's answer to ``GET /metrics``."""
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return sum_counters(samples, instance)
+    return sum_counters(_samples(text), instance)
 
 
 def read_start(text: str) -> tuple[str, float]:
     """Read the model that the server has, and when it started, in seconds since 1970; ValueError if it is no vLLM."""
-    lines = "\n".join(line for line in text.splitlines() if line.startswith((PROMPT_TOKENS, STARTED)))
-    samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    samples = _samples(text, PROMPT_TOKENS, STARTED)
     models = [sample.labels.get("model_name", "") for sample in samples if sample.name == PROMPT_TOKENS]
     if not models:
         raise ValueError(f"no {PROMPT_TOKENS}")
@@ -55,8 +53,7 @@ def read_start(text: str) -> tuple[str, float]:
 def read_tokens(text: str) -> tuple[int, int]:
     """Read the tokens of prompts and of answers that the server has computed since its start; ValueError if one of
     these numbers is not finite."""
-    lines = "\n".join(line for line in text.splitlines() if line.startswith((PROMPT_TOKENS, GENERATED_TOKENS)))
-    samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    samples = _samples(text, PROMPT_TOKENS, GENERATED_TOKENS)
     try:
         return int(_sum(samples, PROMPT_TOKENS)), int(_sum(samples, GENERATED_TOKENS))
     except OverflowError as error:
@@ -89,6 +86,12 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
     except ValidationError as error:
         field = error.errors()[0]["loc"][0]
         raise TransientError(f"vLLM's metrics hold a value that is not a number: {field}") from error
+
+
+def _samples(text: str, *names: str) -> list[Sample]:
+    """Parse the metrics: those whose names begin with one of *names*, or all."""
+    lines = "\n".join(line for line in text.splitlines() if line.startswith(names)) if names else text
+    return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
 
 
 def _requests(samples: Iterable[Sample], status: str) -> float:

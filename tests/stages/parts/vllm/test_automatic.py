@@ -15,8 +15,10 @@ from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing, ReferenceServing
 from stages.parts.base.workload import Workload
 from stages.parts.machine.accelerators import catalogue
+from stages.parts.machine.hardware import Processor
 from stages.parts.model.description import Description
 from stages.parts.vllm.automatic import Decided, Place, Requirements, decide, place_here
+from stages.parts.vllm.sizing import shared_bytes
 from tests.serving import one_gpu
 
 PUBLISHED: dict[str, Any] = yaml.safe_load(
@@ -98,7 +100,7 @@ def test_a_70b_on_80_gb_cards_needs_no_setting() -> None:
         assert (decided.serving.tensor_parallel_size, decided.gpus) == (size, size)
         assert decided.serving.startup_timeout_s > 70e9 * 2 / 100e6  # seconds to read fp16 from a slow volume
         assert decided.memory_bytes > 131 * GIB
-        assert decided.shared_bytes == 2 * (1 + size) * GIB
+        assert shared_bytes(decided.gpus) == 2 * (1 + size) * GIB
 
 
 def test_what_fits_on_fewer_gpus_is_tried_there_unless_their_number_is_given() -> None:
@@ -264,18 +266,19 @@ def test_a_gpu_that_the_catalogue_lacks_is_taken_as_it_says_it_is(
     monkeypatch.syspath_prepend(variables["PYTHONPATH"].split(":")[0])
     for name in ("PATH", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, variables[name])
-    here = place_here(GPUS)
+    here = place_here()
     assert (here.name, here.gpus) == ("Stand-in", 2)
     assert here.accelerator is not None
     assert here.accelerator.memory_gib == 1
-    assert place_here(GPUS, most_gpus=1).gpus == 1
-    assert place_here(GPUS, most_gpus=0).accelerator is None
+    assert place_here(most_gpus=1).gpus == 1
+    assert place_here(most_gpus=0).accelerator is None
 
 
 def test_without_a_gpu_float32_takes_twice_the_room() -> None:
-    wide = Place("an old processor", None, 0, 64 * GIB, "float32")
+    old = Processor(avx2=True, avx512=True, bf16=False, amx=False)
     settings = asked(workload(concurrency=1), kv_cache_mib=64)
     lengths = [
-        published("gemma-2b", each, settings).serving.max_model_len for each in (replace(wide, dtype="bfloat16"), wide)
+        published("gemma-2b", Place("a machine", None, 0, 64 * GIB, each), settings).serving.max_model_len
+        for each in (old.model_copy(update={"bf16": True}), old)
     ]
     assert lengths == [3328, 1536]

@@ -15,7 +15,7 @@ from stages.parts.releases.pinned import pinned
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm import parsers
 from stages.parts.vllm.arguments import engine_arguments
-from stages.parts.vllm.parsers import ChatModel, chat_model, check_parsers, parser_arguments, parses_calls
+from stages.parts.vllm.parsers import FORMS, ChatModel, chat_model, check_parsers, parser_arguments, parses_calls
 from tests.extras import need
 from tests.samples import engine
 from tests.serving import DEMO
@@ -82,8 +82,8 @@ def test_the_installed_vllm_has_every_parser_and_refuses_a_tokenizer_without_its
     from vllm.tool_parsers import ToolParserManager
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")  # it has none of the tokens
-    forms = [(ToolParserManager.get_tool_parser, form) for form in parsers.CALLS]
-    thoughts = (*parsers.THOUGHTS, *parsers.BEFORE_ANSWER, parsers.ALWAYS)
+    forms = [(ToolParserManager.get_tool_parser, form) for form in FORMS.calls]
+    thoughts = (*FORMS.thoughts, *FORMS.before_answer, FORMS.always)
     forms += [(ReasoningParserManager.get_reasoning_parser, form) for form in thoughts]
     for find, form in forms:
         try:

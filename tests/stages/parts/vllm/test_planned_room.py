@@ -29,7 +29,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """The directory of a variant of a published model, on a machine with so many of these GPUs; none: without."""
 
     def make(name: str, gpu: str = "h100", gpus: int = 4, model: str = "llama-3.1-70b") -> Path:
-        monkeypatch.setattr(room, "place_here", lambda _: on(gpu, gpus) if gpus else CPU)
+        monkeypatch.setattr(room, "place_here", lambda: on(gpu, gpus) if gpus else CPU)
         monkeypatch.setattr(room, "query_gpus", lambda _: [])
         store = ModelStore(tmp_path / f"{gpu}-{gpus}-{model}", "org/name")
         record, config = variant(store, name, base(store)), PUBLISHED[model]["config"]
