@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline.cluster import gateway, shared_policy, store_commands
+from pipeline.cluster import gateway, store_commands
 from pipeline.cluster import objects as cluster_objects
 from pipeline.settings.config import RunConfig, load, names
 from pipeline.settings.platform import ClientSettings
@@ -61,15 +61,14 @@ def documents(platform: str) -> list[Object]:
 def documents_of(config: RunConfig) -> list[Object]:
     """Make all objects of a platform, in an order to apply them. Raises: ConfigError: it is not a cluster."""
     cluster, namespace = config.cluster, config.platform.namespace
-    clients = gateway.of(namespace, cluster.clients, config.platform.image_of("serve")) if cluster.clients else []
+    clients, image, shared = cluster.clients, config.platform.image_of("serve"), bool(config.kserve.shared_host)
     objects = [
         *_written(namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
         *cluster_objects.of(config.platform, cluster),
         *_verification_key(config),
         workflow_template(config),
         *store_commands.of(config),
-        *clients,
-        *(shared_policy.of(namespace, clients) if config.kserve.shared_host else []),
+        *(gateway.of(namespace, clients, image, shared=shared) if clients else []),
     ]
     return list({_identity(body): body for body in objects}.values())
 
