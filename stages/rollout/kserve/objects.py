@@ -20,6 +20,7 @@ from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.base.templates import rendered
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.routing import OFFERED
@@ -36,6 +37,7 @@ ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferences
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
 """Says what is the same in the container of each release."""
+TEMPLATES: Final = Path(__file__).with_name("templates")
 SHARED: Final = "shm"
 """The volume at ``/dev/shm`` that ``RUNTIME`` mounts. KServe merges volumes by their names."""
 ENDPOINT: Final = "slipway/endpoint"
@@ -221,18 +223,22 @@ def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
     return {AUTOSCALER: "external" if endpoint.scaler.name else "none"}
 
 
+def gateway_reference(gateway: str) -> dict[str, str]:
+    """Split ``namespace/name``, or a name alone, as ``parentRefs`` of a route have it."""
+    namespace, _, name = gateway.rpartition("/")
+    return {"name": name} | ({"namespace": namespace} if namespace else {})
+
+
 def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: list[Object]) -> Object:
     """Build the specification of an HTTPRoute: what clients reach at *gateway* (``namespace/name``), and where it
     leads."""
-    namespace, _, called = gateway.rpartition("/")
-    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
     rule = {
         "matches": [{"path": {"type": "Exact", "value": path}, "method": method} for path, method in OFFERED.items()],
         "backendRefs": backends,
         "timeouts": {"request": f"{endpoint.settings.timeout_s}s"},
     }
     return {
-        "parentRefs": [parent | ({"namespace": namespace} if namespace else {})],
+        "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway"} | gateway_reference(gateway)],
         "hostnames": [hostname],
         "rules": [rule],
     }
@@ -246,70 +252,35 @@ def disruption_budget(endpoint: KServeEndpoint) -> Object:
 def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
     """Build what defines a release's pods beside the container that serves. If they are not *drained*, Knative stops
     and spreads them, and refuses the fields for it."""
-    settings = endpoint.settings
+    settings, slo = endpoint.settings, MeasuredWith.of(endpoint.store.releases / release).slo
     gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
-    pods: Object = {"automountServiceAccountToken": False}
-    # In place of KServe's or the runtime's own: GPUs of one server talk through it, the more of them the more.
-    shared = {"medium": "Memory", "sizeLimit": f"{math.ceil(shared_bytes(gpus) / GIB)}Gi"}
-    # Without the module vLLM says so in its log; without a volume no log would.
-    door = {"name": DOOR, "configMap": {"name": DOOR, "optional": True}}
-    pods["volumes"] = [{"name": SHARED, "emptyDir": shared}, door]
-    if endpoint.serving.signing != "off":
-        pods["initContainers"] = [_verifier(endpoint, release)]
-        # Without the ConfigMap the verifier starts all the same, and says what is missing.
-        pods["volumes"] += [
-            {"name": VERIFIER, "persistentVolumeClaim": {"claimName": settings.claim}},
-            {"name": SIGNING, "configMap": {"name": SIGNING, "optional": True}},
-        ]
-    if slo := MeasuredWith.of(endpoint.store.releases / release).slo:
-        pods["annotations"] = {
-            LATENCY_TARGETS[name]: str(
-                next((bound for bound in bounds if bound >= getattr(slo, f"{name}_ms") / 1000), "+Inf")
-            )
-            for name, bounds in BUCKETS_S.items()
-        }
-    if settings.node_selector:
-        pods["nodeSelector"] = dict(settings.node_selector)
-    tolerations = settings.tolerations
-    if spot := settings.spot:
-        tolerations += spot.tolerations
-        elsewhere = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in spot.selector.items()]
-        preferred = [{"weight": 100, "preference": {"matchExpressions": elsewhere}}]
-        pods["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-    if tolerations:
-        pods["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in tolerations]
-    if drained:
-        pods["terminationGracePeriodSeconds"] = PRE_STOP_S + drain_s(settings) + STOP_MARGIN_S
-        pods["topologySpreadConstraints"] = [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {ENDPOINT: endpoint.name, RELEASE: release}},
-            }
-        ]
-    return pods
+    tolerations = settings.tolerations + (settings.spot.tolerations if settings.spot else ())
+    (pods,) = rendered(
+        TEMPLATES / "pods.yaml.jinja",
+        endpoint=endpoint,
+        settings=settings,
+        release=release,
+        drained=drained,
+        shared=SHARED,
+        shared_gib=math.ceil(shared_bytes(gpus) / GIB),
+        door=DOOR,
+        verifier=VERIFIER,
+        place=str(VERIFIED / release),
+        subpath=f"{directory_name(endpoint.store.model)}/releases/{release}",
+        policy=json.dumps({"signing": endpoint.serving.signing, "verification_key": str(TRUSTED_KEY)}),
+        signing=SIGNING,
+        key_folder=str(TRUSTED_KEY.parent),
+        security_context=runtime()["securityContext"],
+        annotations={LATENCY_TARGETS[name]: _bucket(name, getattr(slo, f"{name}_ms")) for name in BUCKETS_S if slo},
+        tolerations=[toleration.model_dump(exclude_none=True) for toleration in tolerations],
+        grace_s=PRE_STOP_S + drain_s(settings) + STOP_MARGIN_S,
+    )
+    return dict(pods)
 
 
-def _verifier(endpoint: KServeEndpoint, release: str) -> Object:
-    """Build the container that ends before vLLM starts; with an error, so that it never does, if *release* may not be
-    served."""
-    place = VERIFIED / release
-    policy = {"signing": endpoint.serving.signing, "verification_key": str(TRUSTED_KEY)}
-    subpath = f"{directory_name(endpoint.store.model)}/releases/{release}"
-    return {
-        "name": VERIFIER,
-        "image": endpoint.settings.verifier_image,
-        "command": ["python", "-m", "stages.verify"],
-        "args": ["--model", endpoint.store.model, "--release", str(place), "--serving", json.dumps(policy)],
-        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": runtime()["securityContext"],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": VERIFIER, "mountPath": str(place), "subPath": subpath, "readOnly": True},
-            {"name": SIGNING, "mountPath": str(TRUSTED_KEY.parent), "readOnly": True},
-        ],
-    }
+def _bucket(name: str, target_ms: float) -> str:
+    """Name the first bucket of vLLM's histogram that has the whole target."""
+    return str(next((bound for bound in BUCKETS_S[name] if bound >= target_ms / 1000), "+Inf"))
 
 
 @functools.cache
