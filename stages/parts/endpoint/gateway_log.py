@@ -7,19 +7,18 @@ import contextlib
 import signal
 import sys
 import threading
-import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from stages.parts.base.errors import ConfigError, SlipwayError
 from stages.parts.base.log import say
+from stages.parts.endpoint import metering
 from stages.parts.endpoint.access_log import LoggedRequest, Reading, files, leave
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
-from stages.parts.endpoint.metering import INTERVAL_S, REOPEN, import_lines
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http
+from stages.parts.endpoint.metering import REOPEN
+from stages.parts.vllm.client import http, read_metrics
 from stages.parts.vllm.prometheus import read_start, read_tokens
 
 ADMIN: Final = "http://127.0.0.1:19000"
@@ -62,39 +61,24 @@ class GatewayServers:
                 del self._in_use[address]  # until a line names it again
 
     def _read(self, address: str) -> bool:
-        with contextlib.suppress(httpx.HTTPError, ValueError, OSError, SlipwayError):
-            url = f"http://{address}/metrics"
-            text = http().get(url, timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+        with contextlib.suppress(ValueError, OSError, SlipwayError):
+            text = read_metrics(f"http://{address}", address)
             tokens, (model, start) = read_tokens(text), read_start(text)
             server = self._starts[address].setdefault(start, f"{address}@{start:.0f}")
             before = self._last.get(server, [])
             if before != [tokens, tokens]:
                 release = self._releases.setdefault(server, self._in_use.get(address, ""))
-                reading = Reading(
-                    server=server,
-                    at=time.time(),
-                    model=model,
-                    release=release,
-                    prompt_tokens=tokens[0],
-                    output_tokens=tokens[1],
-                )
-                leave(self._folder, reading)
+                leave(self._folder, Reading.now(server, model, release, tokens))
                 self._last[server] = [*before[-1:], tokens]
             return True
         return False
 
 
 def keep_importing(folder: Path, url: str, ended: threading.Event) -> str:
-    """Take in what there is every few seconds, and once more after the end. Returns why the last time failed."""
-    servers, problem, stopping = GatewayServers(folder), "", False
-    while not stopping:
-        stopping = ended.wait(INTERVAL_S)
-        servers.read()
-        former = problem
-        problem = import_lines(folder.parent, url, folder, lambda: http().post(ADMIN + REOPEN), servers.named)
-        if problem not in ("", former):
-            say(f"the usage is not taken in at the moment: {problem}")
-    return problem
+    """Take in what there is in *folder* until the end; see ``metering.keep_importing``."""
+    servers = GatewayServers(folder)
+    reopen = partial(http().post, ADMIN + REOPEN)
+    return metering.keep_importing(folder.parent, url, folder, ended, reopen, servers.read, servers.named)
 
 
 def main() -> None:

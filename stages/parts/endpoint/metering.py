@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.routing import OFFERED
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of
+from stages.parts.vllm.client import SOCKET_EXTENSION, http, read_metrics, socket_of
 from stages.parts.vllm.prometheus import read_tokens
 
 INTERVAL_S: Final = 5.0
@@ -43,18 +43,11 @@ class Meter:
 
     def read(self) -> None:
         """Leave the present counts. If that fails, the next reading has them too: they only grow."""
-        with contextlib.suppress(httpx.HTTPError, ValueError, OSError, SlipwayError):
-            tokens = read_tokens(http().get(f"{self._url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text)
+        with contextlib.suppress(ValueError, OSError, SlipwayError):
+            tokens = read_tokens(read_metrics(self._url, self._release))
             if tokens == self._last:
                 return
-            reading = Reading(
-                server=socket_of(self._url),
-                at=time.time(),
-                model=self._model,
-                release=self._release,
-                prompt_tokens=tokens[0],
-                output_tokens=tokens[1],
-            )
+            reading = Reading.now(socket_of(self._url), self._model, self._release, tokens)
             request = LoggedRequest(
                 id=uuid.uuid4().hex, client=OWN, path="/v1/completions", status=200, **reading.model_dump()
             )
@@ -101,43 +94,49 @@ def _used(response: httpx.Response) -> dict[str, int]:
     return used
 
 
-def import_lines(
-    root: Path, url: str, folder: Path, reopen: Callable[[], object], complete: usage.Complete = usage.unchanged
-) -> str:
-    """Take into the database of *root* or at *url* what there is in *folder*, and let Envoy *reopen* its log once that
-    is long. Returns why that was not possible; empty if it was."""
+@contextlib.contextmanager
+def importing(store: ModelStore, url: str) -> Iterator[None]:
+    """Take in what there is in an endpoint's log, in a thread of its own until the block is left: a database that does
+    not answer holds nothing up."""
+    folder, ended = store.path / SERVERS, threading.Event()
+    reopen = functools.partial(Admin(folder).ask, "POST", REOPEN)
+    thread = threading.Thread(
+        target=keep_importing, args=(store.root, url, folder, ended, reopen), name="usage", daemon=True
+    )
+    thread.start()
     try:
-        with opened(root, url) as database:
-            usage.take_in(database, folder, remove=True, complete=complete)
-    except (OSError, SlipwayError) as error:
-        return str(error)
+        yield
     finally:
+        ended.set()
+        thread.join(LAST_TIMEOUT_S)
+
+
+def keep_importing(
+    root: Path,
+    url: str,
+    folder: Path,
+    ended: threading.Event,
+    reopen: Callable[[], object],
+    read: Callable[[], object] = lambda: None,
+    complete: usage.Complete = usage.unchanged,
+) -> str:
+    """Take into the database of *root* or at *url* what there is in *folder*, every few seconds and once more after
+    the end, each time after a *read* of what servers count; let Envoy *reopen* its log once that is long. Failed
+    imports are retried later; until then the lines stay in their files. Returns why the last one failed; empty if it
+    did not."""
+    problem, stopping = "", False
+    while not stopping:
+        stopping = ended.wait(INTERVAL_S)
+        read()
+        former, problem = problem, ""
+        try:
+            with opened(root, url) as database:
+                usage.take_in(database, folder, remove=True, complete=complete)
+        except (OSError, SlipwayError) as error:
+            problem = str(error)
+        if problem not in ("", former):
+            say(f"the usage is not taken in at the moment: {problem}")
         with contextlib.suppress(OSError, httpx.HTTPError, TransientError):
             if usage.rotate(folder):
                 reopen()
-    return ""
-
-
-class UsageImporter:
-    """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
-    does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files."""
-
-    def __init__(self, store: ModelStore, url: str) -> None:
-        self._store, self._url, self._folder = store, url, store.path / SERVERS
-        self._reopen = functools.partial(Admin(self._folder).ask, "POST", REOPEN)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_importing, name="usage", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Take in what there is, and end."""
-        self._stop.set()
-        self._thread.join(LAST_TIMEOUT_S)
-
-    def _keep_importing(self) -> None:
-        problem, stopping = "", False
-        while not stopping:
-            stopping = self._stop.wait(INTERVAL_S)
-            former, problem = problem, import_lines(self._store.root, self._url, self._folder, self._reopen)
-            if problem not in ("", former):
-                say(f"the usage is not taken in at the moment: {problem}")
+    return problem
