@@ -4,16 +4,19 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+import yaml
 from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, WorkflowTemplate, models
 
 from pipeline.cluster.objects import labelled
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
-from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
+from pipeline.workflow.parameters import COMMAND, NAME, store_settings
 from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import API_KEY, NOTIFY, workflow_parameter
 from stages.parts.base.errors import Degraded
@@ -24,61 +27,22 @@ INSTALLED: Final = f"{NAME}-settings"
 """The ConfigMap with the settings that hold unless a command brings its own."""
 KEY: Final = "config"
 SETTINGS: Final = "/settings/config.yaml"
-PARSED: Final = "import json, sys; from pipeline.cli import main; sys.argv[1:] = json.loads(sys.argv[1]); main()"
 WATCH: Final = f"{NAME}-watch"
 GO_BACK: Final = f"{WATCH}-rollback"
-MODEL: Final = Parameter(name="model", description="a model that a run has published, such as org/name")
+COMMANDS: Final = Path(__file__).with_name("store_commands.yaml")
 
 
 @dataclass(frozen=True)
 class StoreCommand:
+    """An entry of ``COMMANDS``."""
+
     name: str
     description: str
-    arguments: tuple[str, ...]
-    parameters: tuple[Parameter, ...] = (MODEL,)
-    program: tuple[str, ...] = ("python", "-m", "pipeline")
+    parameters: dict[str, dict[str, str]]
+    arguments: list[str]
+    program: Sequence[str] = ("python", "-m", "pipeline")
     stage: str = "rollout"
     """Whose rights it has, and what it may reach."""
-
-
-COMMANDS: Final = (
-    StoreCommand(
-        STORE_COMMAND,
-        'Runs a command of Slipway that needs the volume with the models, such as `["releases", "org/name"]`.',
-        (workflow_parameter("arguments"),),
-        (Parameter(name="arguments", description="the command's words as a JSON list"),),
-        ("python", "-c", PARSED),
-    ),
-    StoreCommand(
-        f"{NAME}-rollback",
-        "Goes back to an earlier release: all traffic moves to it as soon as it answers.",
-        ("rollback", workflow_parameter("model"), "--to", workflow_parameter("to")),
-        (MODEL, Parameter(name="to", value="", description="a release's number or name; empty: the one before")),
-    ),
-    StoreCommand(
-        f"{NAME}-rollout-promote",
-        "Approves the rollout in progress, and skips its waiting times.",
-        ("rollout", "promote", workflow_parameter("model")),
-    ),
-    StoreCommand(
-        f"{NAME}-rollout-abort",
-        "Aborts the rollout in progress: all traffic goes back to the stable release.",
-        ("rollout", "abort", workflow_parameter("model")),
-    ),
-    StoreCommand(f"{NAME}-releases", "Lists a model's releases.", ("releases", workflow_parameter("model"))),
-    StoreCommand(
-        WATCH,
-        "Looks whether what serves still is what was released.",
-        ("watch", workflow_parameter("model"), "--once"),
-        (MODEL, Parameter(name="rollback", value="false", description=f"true: at an alarm, start {GO_BACK}")),
-        stage="watch",
-    ),
-    StoreCommand(
-        GO_BACK,
-        "Looks again and, at an alarm, goes back to an earlier release that is sound.",
-        ("watch", workflow_parameter("model"), "--once", "--rollback"),
-    ),
-)
 
 
 def of(config: RunConfig) -> list[Object]:
@@ -86,7 +50,8 @@ def of(config: RunConfig) -> list[Object]:
     data = {KEY: store_settings(config)}
     settings = labelled("v1", "ConfigMap", INSTALLED, config.platform.namespace, data=data)
     settings["metadata"]["labels"] |= {"workflows.argoproj.io/configmap-type": "Parameter"}
-    return [settings, *(_template(command, config.platform) for command in COMMANDS)]
+    commands = [StoreCommand(**entry) for entry in yaml.safe_load(COMMANDS.read_text(encoding="utf-8"))]
+    return [settings, *(_template(command, config.platform) for command in commands)]
 
 
 def _template(command: StoreCommand, platform: Platform) -> Object:
@@ -96,8 +61,9 @@ def _template(command: StoreCommand, platform: Platform) -> Object:
     config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
     watches = command.name == WATCH
     about, of_run = (titled(text, command.description) for text in (title, run_title))
+    parameters = [Parameter(name=name, **fields) for name, fields in command.parameters.items()]
     with WorkflowTemplate(
-        arguments=[*command.parameters, config],
+        arguments=[*parameters, config],
         **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
     ) as template:
         asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
@@ -106,7 +72,7 @@ def _template(command: StoreCommand, platform: Platform) -> Object:
             name=COMMAND,
             image=platform.image_of("rollout"),
             command=list(command.program),
-            args=list(command.arguments),
+            args=command.arguments,
             env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, NOTIFY],
             inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
             outputs=[pods.output(PRINTED, default="")],

@@ -27,20 +27,7 @@ POSTGRESQL: Final[dict[str, Any]] = {
 ENCODE: Final = "postgresql://user:password@host/database; in the password, special characters as %40 for @"
 LOCK: Final = 0x511B_3A7E
 """A number of our own, for PostgreSQL's lock while tables are made."""
-TABLES: Final = (
-    """CREATE TABLE IF NOT EXISTS requests (
-    id TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, client TEXT NOT NULL, model TEXT NOT NULL, release TEXT,
-    server TEXT, path TEXT NOT NULL, status INTEGER NOT NULL, flags TEXT, prompt_tokens BIGINT, cached_tokens BIGINT,
-    output_tokens BIGINT, ttft_ms DOUBLE PRECISION, duration_ms DOUBLE PRECISION NOT NULL, endpoint TEXT
-)""",
-    "CREATE INDEX IF NOT EXISTS requests_at ON requests (at)",
-    "CREATE INDEX IF NOT EXISTS requests_server ON requests (server)",
-    """CREATE TABLE IF NOT EXISTS counted (
-    server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, model TEXT NOT NULL, release TEXT NOT NULL,
-    prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, endpoint TEXT, PRIMARY KEY (server, at)
-)""",
-    "CREATE TABLE IF NOT EXISTS taken (file TEXT PRIMARY KEY, bytes BIGINT NOT NULL)",
-)
+TABLES: Final = Path(__file__).with_name("tables.sql")
 ADDED: Final = (("requests", "server"), ("requests", "endpoint"), ("counted", "endpoint"))
 """Tables, and columns that those of earlier versions lack."""
 
@@ -146,5 +133,5 @@ def _postgresql(url: str) -> Iterator[Database]:
 
 def _make_tables(database: Database, before: Sequence[str] = (), after: Sequence[str] = ()) -> None:
     with database.transaction():
-        for statement in (*before, *TABLES, *after):
+        for statement in (*before, *TABLES.read_text(encoding="utf-8").split(";"), *after):
             database.execute(statement)

@@ -39,23 +39,7 @@ GROUPS: Final = ("client", "model", "month", "release", "path", "status")
 LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
 ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
 """Whoever else takes the same file waits until this transaction has ended."""
-UNREPORTED: Final = """WITH counts AS (
-    SELECT server, model, release, max(endpoint) AS endpoint, max(at) AS until,
-        COALESCE(max(CASE WHEN at <= since THEN at END), 0) AS began,
-        max(prompt_tokens) - COALESCE(max(CASE WHEN at <= since THEN prompt_tokens END), 0) AS prompt,
-        max(output_tokens) - COALESCE(max(CASE WHEN at <= since THEN output_tokens END), 0) AS output
-    FROM counted CROSS JOIN (SELECT CAST(? AS DOUBLE PRECISION) AS since) AS period
-    GROUP BY server, model, release HAVING max(at) > max(since)
-)
-SELECT counts.endpoint, counts.model, counts.release, counts.prompt - COALESCE(sum(requests.prompt_tokens), 0),
-    counts.output - COALESCE(sum(requests.output_tokens), 0)
-FROM counts LEFT JOIN requests ON requests.server = counts.server
-    AND requests.at + requests.duration_ms / 1000 > counts.began
-    AND requests.at + requests.duration_ms / 1000 <= counts.until
-GROUP BY counts.server, counts.endpoint, counts.model, counts.release, counts.prompt, counts.output"""
-"""For each start of a server: what it counted between two readings, less the requests that ended between them."""
-
-
+UNREPORTED: Final = Path(__file__).with_name("unreported.sql")
 Complete: TypeAlias = Callable[[LoggedRequest], LoggedRequest]
 
 
@@ -220,7 +204,9 @@ def _unattributed(database: Database, since: datetime) -> list[Used]:
     """Query what each start of a server has counted and no request reports. Never less than nothing: what was under way
     at the beginning of the period is reported by its request as a whole, but counted only in part."""
     rows = []
-    for endpoint, model, release, *counts in database.execute(UNREPORTED, [since.timestamp()]):
+    for endpoint, model, release, *counts in database.execute(
+        UNREPORTED.read_text(encoding="utf-8"), [since.timestamp()]
+    ):
         prompt, output = (max(0, int(count)) for count in counts)
         if prompt or output:
             rows.append(Used(endpoint, None, UNATTRIBUTED, model, release, None, None, prompt, None, output, None, 0.0))
