@@ -62,24 +62,6 @@ EJECTED_AFTER: Final = 5
 BODY_BYTES: Final = 64 << 20
 """The longest prompt, and the longest answer that is not streamed, with all around them."""
 RETRY_AFTER_S: Final = 2
-USAGE: Final = {
-    "model": ("model", "response.model"),
-    "prompt_tokens": ("usage.prompt_tokens", "usage.input_tokens", "response.usage.input_tokens"),
-    "output_tokens": ("usage.completion_tokens", "usage.output_tokens", "response.usage.output_tokens"),
-    "cached_tokens": (
-        *("usage.prompt_tokens_details.cached_tokens", "usage.input_tokens_details.cached_tokens"),
-        "response.usage.input_tokens_details.cached_tokens",
-    ),
-}
-"""Where an answer says what it used: that of a completion, of a response, and the end of a response's stream."""
-USAGE_RULES: Final = [
-    {
-        "selectors": [{"key": key} for key in place.split(".")],
-        "on_present": {"metadata_namespace": "slipway", "key": name},
-    }
-    for name, places in USAGE.items()
-    for place in places
-]
 
 
 class Admin:
