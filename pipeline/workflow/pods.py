@@ -5,6 +5,7 @@ Everything here but the store's volume is empty for one machine.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from hera.workflows import Env, Parameter, Resources, models
@@ -12,6 +13,7 @@ from hera.workflows import Env, Parameter, Resources, models
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, STORE_MOUNT, Platform, Stage
 from stages.parts.base.program import OUTPUTS_VARIABLE
 from stages.parts.base.store import STORE_VARIABLE
+from stages.parts.base.templates import rendered
 from stages.rollout.kserve.objects import PART_OF, USER
 
 OUTPUTS_MOUNT: Final = "/outputs"
@@ -33,12 +35,14 @@ CERTIFICATES_MOUNT: Final = "/etc/slipway"
 TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
+RESTRICTED: Final = models.SecurityContext(
+    allow_privilege_escalation=False,
+    capabilities=models.Capabilities(drop=["ALL"]),
+    read_only_root_filesystem=True,
+    run_as_non_root=True,
+)
 ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve") | {"watch": "slipway-watch"}
 """The service accounts of the stages that talk to the cluster."""
-STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Autoscalers must not evict hours of work to save a node."""
-STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
-RUN_BUCKETS_S: Final = (60, 600, 1800, 3600, 10_800, 43_200, 86_400, 259_200)
 
 
 def of_workflow(
@@ -60,28 +64,11 @@ def of_workflow(
     }
     if cluster is None:
         return fields
-    kept_s = cluster.kept_s
-    fields |= {
-        "service_account_name": "slipway-stages",  # without rights
-        "automount_service_account_token": False,
-        "executor": models.ExecutorConfig(service_account_name="slipway-executor"),  # reports each task's result
-        "security_context": models.PodSecurityContext(
-            run_as_non_root=True,
-            run_as_user=USER,
-            run_as_group=USER,
-            fs_group=USER,
-            # Changing the owner of every file of a terabyte for each pod would take too long.
-            fs_group_change_policy="OnRootMismatch",
-            seccomp_profile=models.SeccompProfile(type="RuntimeDefault"),
-        ),
-        "pod_metadata": models.Metadata(annotations=STAY),
-        "pod_priority_class_name": cluster.priority_class,
-        "pod_gc": models.PodGC(strategy="OnPodSuccess", delete_delay_duration="10m"),
-        "ttl_strategy": models.TTLStrategy(seconds_after_success=kept_s, seconds_after_failure=2 * kept_s),
-        "active_deadline_seconds": cluster.deadline_s,
-    }
+    (common,) = rendered(Path(__file__).with_name("pods.yaml.jinja"), cluster=cluster, user=USER)
+    spec = models.WorkflowSpec.model_validate(common)
+    fields |= {name: getattr(spec, name) for name in spec.model_fields_set}
     if metrics:
-        fields["metrics"] = _metrics("run", "{{workflow.duration}}", RUN_BUCKETS_S, status="{{workflow.status}}")
+        fields["metrics"] = _metrics("run", "{{workflow.duration}}", status="{{workflow.status}}")
     if cluster.artifact_repository not in (None, NO_REPOSITORY, DEFAULT_REPOSITORY):
         fields["artifact_repository_ref"] = models.ArtifactRepositoryRef(key=cluster.artifact_repository)
     return fields
@@ -117,15 +104,10 @@ def of_stage(
     fields["labels"] = PART_OF | {"app.kubernetes.io/component": name}
     if platform.cluster.queue and asks.gpus:
         fields["labels"]["kueue.x-k8s.io/queue-name"] = platform.cluster.queue
-    fields["security_context"] = models.SecurityContext(
-        allow_privilege_escalation=False,
-        capabilities=models.Capabilities(drop=["ALL"]),
-        read_only_root_filesystem=True,
-        run_as_non_root=True,
-    )
+    fields["security_context"] = RESTRICTED
     if metrics:
         labels = {"stage": name, "variant": variant, "status": "{{status}}"}
-        fields["metrics"] = _metrics("stage", "{{duration}}", STAGE_BUCKETS_S, **labels)
+        fields["metrics"] = _metrics("stage", "{{duration}}", **labels)
     return fields
 
 
@@ -187,33 +169,10 @@ def synchronization(asks: Stage, platform: Platform, mutex: str | None) -> model
 
 def waiting_metrics(model: str) -> models.Metrics:
     """Return how long a suspended step has waited, as long as it does."""
-    return models.Metrics(
-        prometheus=[
-            models.Prometheus(
-                name="slipway_approval_seconds",
-                help="How long a release has waited for an approval",
-                labels=[models.MetricLabel(key="model", value=model)],
-                gauge=models.Gauge(realtime=True, value="{{duration}}"),
-            )
-        ]
-    )
+    return _metrics("approval", "{{duration}}", model=model)
 
 
-def _metrics(unit: str, duration: str, buckets: tuple[float, ...], **labels: str) -> models.Metrics:
-    by = [models.MetricLabel(key=key, value=value) for key, value in labels.items()]
-    return models.Metrics(
-        prometheus=[
-            models.Prometheus(
-                name=f"slipway_{unit}s_total",
-                help=f"{unit.capitalize()}s that have ended, by outcome",
-                labels=by,
-                counter=models.Counter(value="1"),
-            ),
-            models.Prometheus(
-                name=f"slipway_{unit}_duration_seconds",
-                help=f"How long a {unit} took",
-                labels=by,
-                histogram=models.Histogram(value=duration, buckets=list(buckets)),
-            ),
-        ]
-    )
+def _metrics(unit: str, duration: str, **labels: str) -> models.Metrics:
+    by = [{"key": key, "value": value} for key, value in labels.items()]
+    (prometheus,) = rendered(Path(__file__).with_name("metrics.yaml.jinja"), unit=unit, duration=duration, labels=by)
+    return models.Metrics(prometheus=prometheus)
