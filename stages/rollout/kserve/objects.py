@@ -22,7 +22,6 @@ from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.kinds import Kind, Object
-from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.routing import OFFERED
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
@@ -55,7 +54,6 @@ BUCKETS_S: Final = {
 """vLLM's, which it has for both (``vllm/v1/metrics/buckets.py``)."""
 DOOR: Final = "slipway-door"
 """The ConfigMap in ``manifests/kserve`` with the module that lets only ``OFFERED`` through to vLLM."""
-DOOR_MOUNT: Final = "/etc/slipway-door"
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
@@ -82,13 +80,9 @@ LEAST_CHARACTERS: Final = HASH_CHARACTERS + 2
 LONGEST_PREDICTOR: Final = f"r9999-{'':0>{HASH_CHARACTERS}}"
 LABEL_CHARACTERS: Final = 63
 """The most in a label of DNS and in a label's value."""
-KEEP_ALIVE_S: Final = 3700
-"""Longer than a gateway keeps an idle connection (Envoy: one hour): a request that is sent as the server closes its
-connection fails."""
 PRE_STOP_S: Final = 10
 """Until no proxy sends it new requests: a pod is told to stop while it is still being removed from the Services."""
 STOP_MARGIN_S: Final = 15
-PROBE_PERIOD_S: Final = 10
 
 
 @dataclass(frozen=True)
@@ -304,30 +298,22 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
     for vLLM can't be passed through KServe."""
     settings, serving = endpoint.settings, endpoint.serving_of(release)
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
-    resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}
-    if settings.gpu:
-        resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = str(serving.tensor_parallel_size)
-    # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
-    health = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
-    # The Secret of the rollout's own ``SLIPWAY_API_KEY``; without it the endpoint needs no key.
-    secret = {"secretKeyRef": {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}}
-    server: Object = {
-        "image": endpoint.image_of(release),
-        "args": _arguments(endpoint, release, port),
-        "env": [
-            {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": secret},
-            {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
-            {"name": "PYTHONPATH", "value": DOOR_MOUNT},
-        ],
-        "volumeMounts": [{"name": DOOR, "mountPath": DOOR_MOUNT, "readOnly": True}],
-        "resources": resources,
-        "startupProbe": health | {"failureThreshold": math.ceil(serving.startup_timeout_s / PROBE_PERIOD_S)},
-        "readinessProbe": health | {"failureThreshold": 2},
-        "livenessProbe": health | {"failureThreshold": 6},
-    }
-    if drained:
-        server["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
-    return server
+    gpus = {settings.gpu: str(serving.tensor_parallel_size)} if settings.gpu else {}
+    (server,) = rendered(
+        TEMPLATES / "server.yaml.jinja",
+        image=endpoint.image_of(release),
+        arguments=_arguments(endpoint, release, port),
+        port=port,
+        secret=API_SECRET,
+        secret_key=API_SECRET_KEY,
+        door=DOOR,
+        cpu=settings.cpu,
+        limits={"memory": memory} | gpus,
+        startup_timeout_s=serving.startup_timeout_s,
+        drained=drained,
+        pre_stop_s=PRE_STOP_S,
+    )
+    return dict(server)
 
 
 def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:
