@@ -11,11 +11,10 @@ from pipeline.argo.status import UNITS, shown
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import door, gateway, monitoring, scaling_check
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
-from pipeline.cluster.manifests import for_kserve
-from pipeline.cluster.objects import CONTROLLER_ACCOUNT
+from pipeline.cluster.manifests import of_folder
+from pipeline.cluster.objects import CONTROLLER_ACCOUNT, find
 from pipeline.runs.tables import Finding, missing, off, ok, warning
 from pipeline.settings.config import RunConfig, kserve_settings
-from pipeline.settings.platform import Nodes
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from pipeline.workflow.stage_templates import NOTIFY_SECRET
 from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
@@ -37,7 +36,7 @@ from stages.parts.records.rollout import KSERVE
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS
-from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.settings import KServe, Nodes
 
 CRON_WORKFLOWS: Final = "cronworkflows.argoproj.io"
 ARGO: Final = ("workflows.argoproj.io", "workflowtemplates.argoproj.io", CRON_WORKFLOWS)
@@ -286,7 +285,8 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
         if isinstance(error.__cause__, AccessDenied):
             raise error.__cause__ from error
         return missing(str(error), error.hint)
-    if lost := [name for body in for_kserve(config.platform.namespace) if (name := _absent(cluster, body))]:
+    ours = (find(cluster, body) for body in of_folder("kserve", config.platform.namespace))
+    if lost := [title for title, current in ours if current is None]:
         return missing(f"no {', '.join(lost)}", _install(config))
     text = f"mode {installation.mode}, gateway {installation.gateway}"
     for mode in all_modes():
@@ -313,10 +313,3 @@ def _in_other_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[
     except (AccessDenied, Absent):
         return []
     return [f"{model} ({kept})" for model, modes in served.items() for kept in modes if kept != mode]
-
-
-def _absent(cluster: Cluster, body: Object) -> str:
-    """Name an object that is not there; return an empty text if it is."""
-    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-    kind = cluster.kind(body["apiVersion"], body["kind"])
-    return "" if cluster.find(kind, name, namespace) else f"{kind.name} {namespace}/{name}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cluster.clients_file import MONEY_PARTS, ClusterClients, read_clients
-from pipeline.cluster.objects import labelled
+from pipeline.cluster.objects import find, labelled
 from pipeline.runs.tables import Finding, missing, ok, warning
 from pipeline.settings.platform import ClientSettings, Platform
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
@@ -175,10 +175,7 @@ def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Fin
 def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
     """Name what is not there, or was refused. Raises: NotInstalled: the cluster has no such kind."""
     for document in documents:
-        metadata = document["metadata"]
-        title = f"{document['kind']} {metadata['namespace']}/{metadata['name']}"
-        kind = cluster.kind(document["apiVersion"], document["kind"])
-        current = cluster.find(kind, metadata["name"], metadata["namespace"])
+        title, current = find(cluster, document)
         if current is None:
             yield f"no {title}"
         elif document["apiVersion"] == ENVOY_GATEWAY:

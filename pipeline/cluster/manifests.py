@@ -82,20 +82,11 @@ def _verification_key(config: RunConfig) -> Iterator[Object]:
         yield cluster_objects.labelled("v1", "ConfigMap", SIGNING, config.platform.namespace, data=data)
 
 
-def for_kserve(namespace: str) -> list[Object]:
-    """Read the objects that rollouts need if KServe is installed, for a pipeline in *namespace*."""
-    return list(_written(namespace, *_listed(MANIFESTS / "kserve")))
-
-
-def for_monitoring(namespace: str) -> list[Object]:
-    """Read what Prometheus scrapes and alerts by, of a pipeline in *namespace*."""
-    return list(_written(namespace, *_listed(MANIFESTS / "monitoring")))
-
-
-def for_envoy_gateway(config: RunConfig) -> list[Object]:
-    """Read what refuses at the gateway, too, what endpoints do not offer; nothing where clients have policies."""
-    folder = MANIFESTS / "envoy-gateway"
-    return [] if config.cluster.clients else list(_written(config.platform.namespace, *_listed(folder)))
+def of_folder(folder: str, namespace: str) -> list[Object]:
+    """Read the objects of a folder of ``manifests/``, for a pipeline in *namespace*: ``kserve``, what rollouts need if
+    KServe is installed; ``monitoring``, what Prometheus scrapes and alerts by; ``envoy-gateway``, what refuses at the
+    gateway, too, what endpoints do not offer."""
+    return list(_written(namespace, *_listed(MANIFESTS / folder)))
 
 
 def for_triggers(trigger: str, config: RunConfig) -> list[Object]:

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from pipeline.cluster.controller import controllers, metrics_scheme
-from pipeline.cluster.manifests import MANIFESTS, for_monitoring
-from pipeline.cluster.objects import labelled
+from pipeline.cluster.manifests import MANIFESTS, of_folder
+from pipeline.cluster.objects import find, labelled
 from pipeline.runs.tables import Finding, missing, off, ok, warning
 from pipeline.settings.config import RunConfig
 from stages.parts.base.errors import AccessDenied, NotInstalled
@@ -59,7 +59,7 @@ class Monitoring:
         """The objects as they are applied; none where nothing would take them."""
         if isinstance(self.prometheus, str):
             return []
-        documents = for_monitoring(self.config.platform.namespace)
+        documents = of_folder("monitoring", self.config.platform.namespace)
         for body in documents:
             if body["metadata"]["name"] == ARGO:
                 self._complete_argo(body["spec"])
@@ -70,9 +70,8 @@ class Monitoring:
         """Name the objects that are not there, or that the Prometheus does not take, and why. Raises: NotInstalled."""
         spec = {} if isinstance(self.prometheus, str) else self.prometheus["spec"]
         for body in self.documents:
-            name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-            title, field = f"{body['kind']} {namespace}/{name}", SELECTORS.get(body["kind"])
-            current = self.cluster.find(self.cluster.kind(body["apiVersion"], body["kind"]), name, namespace)
+            field, namespace = SELECTORS.get(body["kind"]), body["metadata"]["namespace"]
+            title, current = find(self.cluster, body)
             if current is None:
                 yield f"no {title}"
             elif field and not _selects(spec.get(f"{field}Selector"), current["metadata"].get("labels") or {}):

@@ -9,6 +9,7 @@ from pipeline.settings.platform import LOCKS, ClusterSettings, Platform
 from pipeline.workflow.parameters import RESOLVE_CACHE
 from pipeline.workflow.pods import GPU_PODS
 from stages.parts.base.templates import rendered
+from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve.objects import PART_OF
 
@@ -22,6 +23,14 @@ def of(platform: Platform, cluster: ClusterSettings) -> list[Object]:
     account = cluster.controller_account or CONTROLLER_ACCOUNT
     names = {"locks": LOCKS, "gpu_pods": GPU_PODS, "memo": RESOLVE_CACHE, "account": account}
     return rendered(TEMPLATE, platform=platform, cluster=cluster, **names)
+
+
+def find(cluster: Cluster, body: Object) -> tuple[str, Object | None]:
+    """Return an object's title, such as ``ConfigMap slipway/slipway-locks``, and what the cluster has under its name.
+    Raises: NotInstalled: it has no such kind."""
+    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
+    kind = cluster.kind(body["apiVersion"], body["kind"])
+    return f"{kind.name} {namespace}/{name}", cluster.find(kind, name, namespace)
 
 
 def labelled(api_version: str, kind: str, name: str, namespace: str, **fields: Any) -> Object:

@@ -13,7 +13,7 @@ from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve.autoscaling import check_scaling, lacking, pod_metrics
 from stages.rollout.kserve.detect import detect
 from stages.rollout.kserve.modes import AUTO, mode_named
-from stages.rollout.kserve.objects import PART_OF
+from stages.rollout.kserve.objects import SELECTOR
 from stages.rollout.kserve.scaler import PROMETHEUS, RUNTIMES, SCALED_OBJECTS, answer, find_prometheus, find_scaler
 from stages.rollout.kserve.settings import KServe
 
@@ -74,7 +74,7 @@ def _keda(cluster: Cluster, settings: KServe, prometheus: str, span: str) -> Fin
     if not answer(cluster, KEDA_METRICS):
         hint = "is KEDA running? kubectl describe apiservice v1beta1.external.metrics.k8s.io"
         return missing("KEDA's definitions, but nothing answers external.metrics.k8s.io", hint)
-    scaled, _ = cluster.list(SCALED_OBJECTS, labels=",".join(f"{key}={value}" for key, value in PART_OF.items()))
+    scaled, _ = cluster.list(SCALED_OBJECTS, labels=SELECTOR)
     faults = [f"{body['metadata']['name']}: {why}" for body in scaled if (why := lacking(body))]
     if faults:
         hint = f"does KEDA reach {prometheus}, and does that have the series of manifests/monitoring?"

@@ -118,7 +118,7 @@ def keep_importing(
     ended: threading.Event,
     reopen: Callable[[], object],
     read: Callable[[], object] = lambda: None,
-    complete: usage.Complete = usage.unchanged,
+    complete: usage.Complete | None = None,
 ) -> str:
     """Take into the database of *root* or at *url* what there is in *folder*, every few seconds and once more after
     the end, each time after a *read* of what servers count; let Envoy *reopen* its log once that is long. Failed

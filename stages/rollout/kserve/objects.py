@@ -55,6 +55,7 @@ BUCKETS_S: Final = {
 DOOR: Final = "slipway-door"
 """The ConfigMap in ``manifests/kserve`` with the module that lets only ``OFFERED`` through to vLLM."""
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
+SELECTOR: Final = "app.kubernetes.io/part-of=slipway"
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
