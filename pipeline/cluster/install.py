@@ -261,8 +261,6 @@ def in_order(documents: list[Object]) -> list[Object]:
 
 def table(changes: list[ObjectChange]) -> Table:
     """Lay *changes* out for a terminal, one row for each object."""
-    rows = plain_table("Kind", "Name", "Namespace", "State")
-    for change in changes:
-        state = f"{change.state}: {change.reason}" if change.reason else change.state
-        rows.add_row(change.kind, change.name, change.namespace or "–", state)
-    return rows
+    states = [f"{change.state}: {change.reason}" if change.reason else change.state for change in changes]
+    rows = ((each.kind, each.name, each.namespace or "–", state) for each, state in zip(changes, states, strict=True))
+    return plain_table("Kind", "Name", "Namespace", "State", rows=rows)

@@ -5,7 +5,6 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,53 +31,48 @@ GO_BACK: Final = f"{WATCH}-rollback"
 COMMANDS: Final = Path(__file__).with_name("store_commands.yaml")
 
 
-@dataclass(frozen=True)
-class StoreCommand:
-    """An entry of ``COMMANDS``."""
-
-    name: str
-    description: str
-    parameters: dict[str, dict[str, str]]
-    arguments: list[str]
-    program: Sequence[str] = ("python", "-m", "pipeline")
-    stage: str = "rollout"
-    """Whose rights it has, and what it may reach."""
-
-
 def of(config: RunConfig) -> list[Object]:
     """Compile the WorkflowTemplates and the settings that they have by default, as plain data."""
     data = {KEY: store_settings(config)}
     settings = labelled("v1", "ConfigMap", INSTALLED, config.platform.namespace, data=data)
     settings["metadata"]["labels"] |= {"workflows.argoproj.io/configmap-type": "Parameter"}
-    commands = [StoreCommand(**entry) for entry in yaml.safe_load(COMMANDS.read_text(encoding="utf-8"))]
-    return [settings, *(_template(command, config.platform) for command in commands)]
+    commands = yaml.safe_load(COMMANDS.read_text(encoding="utf-8"))
+    return [settings, *(_template(config.platform, **command) for command in commands)]
 
 
-def _template(command: StoreCommand, platform: Platform) -> Object:
-    title = " ".join(word for word in ("slipway", *command.arguments[:2]) if "{{" not in word)
-    run_title = " ".join(("slipway", *command.arguments))
+def _template(
+    platform: Platform,
+    name: str,
+    description: str,
+    parameters: dict[str, dict[str, str]],
+    arguments: list[str],
+    program: Sequence[str] = ("python", "-m", "pipeline"),
+    stage: str = "rollout",
+) -> Object:
+    """Compile an entry of ``COMMANDS``, which has the rights of a *stage* and reaches what it does."""
+    title = " ".join(word for word in ("slipway", *arguments[:2]) if "{{" not in word)
+    run_title = " ".join(("slipway", *arguments))
     default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
     config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
-    watches = command.name == WATCH
-    about, of_run = (titled(text, command.description) for text in (title, run_title))
-    parameters = [Parameter(name=name, **fields) for name, fields in command.parameters.items()]
+    watches = name == WATCH
+    about, of_run = (titled(text, description) for text in (title, run_title))
     with WorkflowTemplate(
-        arguments=[*parameters, config],
-        **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
+        arguments=[*(Parameter(name=parameter, **fields) for parameter, fields in parameters.items()), config],
+        **pods.of_workflow(platform, name, about, of_run, metrics=False),
     ) as template:
         asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
         # It is not tried again: a second rollback would go back by one release more.
         Container(
             name=COMMAND,
             image=platform.image_of("rollout"),
-            command=list(command.program),
-            args=command.arguments,
+            command=list(program),
+            args=arguments,
             env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, NOTIFY],
             inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
             outputs=[pods.output(PRINTED, default="")],
             volume_mounts=pods.mounts(asks, platform),
             termination_message_policy="FallbackToLogsOnError",
-            **pods.of_stage(command.stage, asks, platform, variant=workflow_parameter("model"), metrics=watches),
+            **pods.of_stage(stage, asks, platform, variant=workflow_parameter("model"), metrics=watches),
         )
         with DAG(name="pipeline"):
             Task(name=COMMAND, template=COMMAND)

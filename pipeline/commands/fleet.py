@@ -133,9 +133,8 @@ def models(
         for name in served | last | owners:
             row = served.get(name) or rows.get(name) or ModelRow(model=name.replace("--", "/", 1))
             rows[name] = row.after(last.get(name), owners.get(name, ""))
-    shown, table = [rows[name] for name in sorted(rows)], plain_table(*HEADINGS, right=("Replicas", "Per hour"))
-    for row in shown:
-        table.add_row(*row.columns)
+    shown = [rows[name] for name in sorted(rows)]
+    table = plain_table(*HEADINGS, rows=(row.columns for row in shown), right=("Replicas", "Per hour"))
     if page:
         write_text(page, page_of(shown, page))
     none = "no models yet; run one with: slipway run MODEL"

@@ -52,25 +52,27 @@ def of_workflow(
 
     *about* and *of_run* are the annotations of the template and of its Workflows, as ``titled`` makes them.
     """
-    cluster = platform.cluster
-    fields: dict[str, Any] = {
+    kept_by = None if platform.cluster is None else platform.cluster.artifact_repository
+    (common,) = rendered(
+        Path(__file__).with_name("pods.yaml.jinja"),
+        platform=platform,
+        cluster=platform.cluster,
+        user=USER,
+        scratch=[*SCRATCH],
+        certificates=CERTIFICATES,
+        repository=kept_by if kept_by not in (NO_REPOSITORY, DEFAULT_REPOSITORY) else None,
+    )
+    spec = models.WorkflowSpec.model_validate(common)
+    fields = {
         "name": name,
         "namespace": platform.namespace,
         "labels": {"app.kubernetes.io/name": name} | PART_OF,
         "annotations": about,
         "workflow_metadata": models.WorkflowMetadata(labels=PART_OF, annotations=of_run),
-        "entrypoint": "pipeline",
-        "volumes": volumes(platform),
+        **{name: getattr(spec, name) for name in spec.model_fields_set},
     }
-    if cluster is None:
-        return fields
-    (common,) = rendered(Path(__file__).with_name("pods.yaml.jinja"), cluster=cluster, user=USER)
-    spec = models.WorkflowSpec.model_validate(common)
-    fields |= {name: getattr(spec, name) for name in spec.model_fields_set}
-    if metrics:
+    if metrics and platform.cluster:
         fields["metrics"] = _metrics("run", "{{workflow.duration}}", status="{{workflow.status}}")
-    if cluster.artifact_repository not in (None, NO_REPOSITORY, DEFAULT_REPOSITORY):
-        fields["artifact_repository_ref"] = models.ArtifactRepositoryRef(key=cluster.artifact_repository)
     return fields
 
 
@@ -125,18 +127,6 @@ def environment(platform: Platform, *further: Env) -> list[Env]:
 def output(name: str, default: str | None = None) -> Parameter:
     """Return an output that a program writes to a file of its name."""
     return Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}", default=default))
-
-
-def volumes(platform: Platform) -> list[models.Volume]:
-    """Return the volumes of a WorkflowTemplate: the store's, and folders of the pod's own."""
-    claim = models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim)
-    folders = ("outputs", *(SCRATCH if platform.cluster else ()))
-    result = [models.Volume(name="store", persistent_volume_claim=claim)]
-    result += [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in folders]
-    if platform.cluster and platform.cluster.certificates:
-        authorities = models.ConfigMapVolumeSource(name=platform.cluster.certificates)
-        result.append(models.Volume(name=CERTIFICATES, config_map=authorities))
-    return result
 
 
 def mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
