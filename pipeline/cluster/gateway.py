@@ -23,10 +23,9 @@ from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import SECRETS, Object
-from stages.parts.endpoint import access_log
+from stages.parts.endpoint import access_log, door
 from stages.parts.endpoint.clients import new_key
 from stages.parts.endpoint.database import URL_VARIABLE
-from stages.parts.endpoint.door import CLIENT_HEADER, CODES, KINDS
 from stages.parts.endpoint.routing import OFFERED
 from stages.rollout.kserve.detect import served_modes
 from stages.rollout.kserve.objects import API_SECRET, endpoint_name
@@ -56,9 +55,7 @@ def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = F
         shared=SHARED if shared else None,
         script=script(clients) if scripted else "",
         offered=OFFERED,
-        client_header=CLIENT_HEADER,
-        kinds=KINDS,
-        codes=CODES,
+        door=door,
         proxy=PROXY,
         access_log=access_log.NAME,
         url_variable=URL_VARIABLE,
@@ -81,7 +78,7 @@ def script(clients: ClusterClients) -> str:
     everyone, prices = clients.clients, clients.prices
     paid = {"": prices.default, **prices.models} if prices else {}
     tables: dict[str, Any] = {
-        "CLIENT": CLIENT_HEADER,
+        "CLIENT": door.CLIENT_HEADER,
         "NAMES": {client.identity: client.name for client in everyone},
         "PRIORITIES": {client.identity: str(client.priority) for client in everyone if client.priority},
         "SALTS": {client.identity: client.cache_salt for client in everyone if client.cache_salt},
@@ -139,7 +136,7 @@ def _put(cluster: Cluster, secret: str, name: str) -> str:
     try:
         cluster.merge(SECRETS, secret, {"data": data})
     except Absent:
-        cluster.create(SECRETS, labelled("v1", "Secret", secret, cluster.namespace, type="Opaque", data=data))
+        cluster.create(SECRETS, labelled("Secret", secret, cluster.namespace, type="Opaque", data=data))
     return key
 
 

@@ -79,7 +79,7 @@ def _verification_key(config: RunConfig) -> Iterator[Object]:
     if path := config.serving.verification_key:
         verifier(Path(path))
         data = {TRUSTED_KEY.name: Path(path).read_text(encoding="utf-8")}
-        yield cluster_objects.labelled("v1", "ConfigMap", SIGNING, config.platform.namespace, data=data)
+        yield cluster_objects.labelled("ConfigMap", SIGNING, config.platform.namespace, data=data)
 
 
 def of_folder(folder: str, namespace: str) -> list[Object]:

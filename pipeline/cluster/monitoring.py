@@ -129,7 +129,7 @@ class Monitoring:
                     if {"ALL", namespace}.isdisjoint((variables.get("NAMESPACE") or home).split(",")):
                         namespace, name = home, f"{DASHBOARD}-{namespace}"
         text = (MANIFESTS / "monitoring" / "dashboard.json").read_text(encoding="utf-8")
-        body = labelled("v1", "ConfigMap", name, namespace, data={"slipway.json": text})
+        body = labelled("ConfigMap", name, namespace, data={"slipway.json": text})
         body["metadata"]["labels"][label] = value
         return body
 

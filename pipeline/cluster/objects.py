@@ -33,7 +33,7 @@ def find(cluster: Cluster, body: Object) -> tuple[str, Object | None]:
     return f"{kind.name} {namespace}/{name}", cluster.find(kind, name, namespace)
 
 
-def labelled(api_version: str, kind: str, name: str, namespace: str, **fields: Any) -> Object:
-    """Make an object that has the label by which Slipway finds what is its own."""
+def labelled(kind: str, name: str, namespace: str, **fields: Any) -> Object:
+    """Make an object of the core API that has the label by which Slipway finds what is its own."""
     metadata = {"name": name, "namespace": namespace, "labels": dict(PART_OF)}
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **fields}

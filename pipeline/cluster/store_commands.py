@@ -34,7 +34,7 @@ COMMANDS: Final = Path(__file__).with_name("store_commands.yaml")
 def of(config: RunConfig) -> list[Object]:
     """Compile the WorkflowTemplates and the settings that they have by default, as plain data."""
     data = {KEY: store_settings(config)}
-    settings = labelled("v1", "ConfigMap", INSTALLED, config.platform.namespace, data=data)
+    settings = labelled("ConfigMap", INSTALLED, config.platform.namespace, data=data)
     settings["metadata"]["labels"] |= {"workflows.argoproj.io/configmap-type": "Parameter"}
     commands = yaml.safe_load(COMMANDS.read_text(encoding="utf-8"))
     return [settings, *(_template(config.platform, **command) for command in commands)]

@@ -53,10 +53,9 @@ COPIES_SOCKET: Final = "copies.sock"
 SHARED_SOCKET: Final = "shared.sock"
 MOST_COPIES: Final = 32
 """Copies at a time; a request beyond that is not copied. A canary that hangs holds no more, and each for no longer than
-``COPY_IDLE_S`` without a byte."""
+a minute without a byte."""
 COPY_BYTES: Final = 8 << 20
 """The longest body that is copied."""
-COPY_IDLE_S: Final = 60
 EJECTED_AFTER: Final = 5
 """Errors in a row after which a replica gets no requests for some time."""
 BODY_BYTES: Final = 64 << 20

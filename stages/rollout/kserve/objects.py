@@ -37,8 +37,6 @@ BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"
 RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
 """Says what is the same in the container of each release."""
 TEMPLATES: Final = Path(__file__).with_name("templates")
-SHARED: Final = "shm"
-"""The volume at ``/dev/shm`` that ``RUNTIME`` mounts. KServe merges volumes by their names."""
 ENDPOINT: Final = "slipway/endpoint"
 RELEASE: Final = "slipway/release"
 REVISION: Final = "slipway/revision"
@@ -52,8 +50,6 @@ BUCKETS_S: Final = {
     "tpot": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
 }
 """vLLM's, which it has for both (``vllm/v1/metrics/buckets.py``)."""
-DOOR: Final = "slipway-door"
-"""The ConfigMap in ``manifests/kserve`` with the module that lets only ``OFFERED`` through to vLLM."""
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
 SELECTOR: Final = "app.kubernetes.io/part-of=slipway"
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
@@ -67,7 +63,6 @@ TRUSTED_KEY: Final = Path("/etc/slipway/signing/signing.pub")
 """Where the verifier has it; the file's name is the ConfigMap's key."""
 VERIFIER: Final = "verify"
 """The init container that verifies a release, and its volume."""
-VERIFIED: Final = Path("/mnt/releases")
 MOUNT: Final = Path("/mnt/models")
 """Where KServe puts a release, as ``RUNTIME`` serves it."""
 PORT: Final = 8080
@@ -256,11 +251,7 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
         settings=settings,
         release=release,
         drained=drained,
-        shared=SHARED,
         shared_gib=math.ceil(shared_bytes(gpus) / GIB),
-        door=DOOR,
-        verifier=VERIFIER,
-        place=str(VERIFIED / release),
         subpath=f"{directory_name(endpoint.store.model)}/releases/{release}",
         policy=json.dumps({"signing": endpoint.serving.signing, "verification_key": str(TRUSTED_KEY)}),
         signing=SIGNING,
@@ -307,7 +298,6 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
         port=port,
         secret=API_SECRET,
         secret_key=API_SECRET_KEY,
-        door=DOOR,
         cpu=settings.cpu,
         limits={"memory": memory} | gpus,
         startup_timeout_s=serving.startup_timeout_s,
