@@ -72,13 +72,6 @@ class Reading(Record):
     prompt_tokens: int
     output_tokens: int
 
-    @classmethod
-    def now(cls, server: str, model: str, release: str, tokens: tuple[int, int]) -> Reading:
-        """Make the reading of *tokens*: those of prompts, and those of answers."""
-        prompt, output = tokens
-        at = time.time()
-        return cls(server=server, at=at, model=model, release=release, prompt_tokens=prompt, output_tokens=output)
-
 
 LINE: Final = TypeAdapter[LoggedRequest | Reading](LoggedRequest | Reading)
 

@@ -7,17 +7,16 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import ConfigError, SlipwayError
 from stages.parts.base.log import say
-from stages.parts.endpoint import metering
 from stages.parts.endpoint.access_log import LoggedRequest, Reading, files, leave
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
-from stages.parts.endpoint.metering import REOPEN
+from stages.parts.endpoint.metering import REOPEN, import_lines, keep_importing
 from stages.parts.vllm.client import http, read_metrics
 from stages.parts.vllm.prometheus import read_start, read_tokens
 
@@ -68,17 +67,24 @@ class GatewayServers:
             before = self._last.get(server, [])
             if before != [tokens, tokens]:
                 release = self._releases.setdefault(server, self._in_use.get(address, ""))
-                leave(self._folder, Reading.now(server, model, release, tokens))
+                reading = Reading(
+                    server=server,
+                    at=time.time(),
+                    model=model,
+                    release=release,
+                    prompt_tokens=tokens[0],
+                    output_tokens=tokens[1],
+                )
+                leave(self._folder, reading)
                 self._last[server] = [*before[-1:], tokens]
             return True
         return False
 
 
-def keep_importing(folder: Path, url: str, ended: threading.Event) -> str:
-    """Take in what there is in *folder* until the end; see ``metering.keep_importing``."""
-    servers = GatewayServers(folder)
-    reopen = partial(http().post, ADMIN + REOPEN)
-    return metering.keep_importing(folder.parent, url, folder, ended, reopen, servers.read, servers.named)
+def take_in(folder: Path, url: str, servers: GatewayServers) -> str:
+    """Take in what there is. Returns why that was not possible; empty if it was."""
+    servers.read()
+    return import_lines(folder.parent, url, folder, lambda: http().post(ADMIN + REOPEN), servers.named)
 
 
 def main() -> None:
@@ -86,8 +92,9 @@ def main() -> None:
     folder, url, ended = Path(sys.argv[1]), usage_url(), threading.Event()
     if not url:
         raise ConfigError(f"{URL_VARIABLE} is not set", hint="the Secret of cluster.clients.usage_secret has it as url")
+    servers = GatewayServers(folder)
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    if problem := keep_importing(folder, url, ended):
+    if problem := keep_importing(lambda: take_in(folder, url, servers), ended):
         left = sum(path.read_bytes().count(b"\n") for path in files(folder) if path.is_file())
         say(f"{left} lines of the log, or fewer, are lost with this pod: {problem}")
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,14 @@ class Meter:
             tokens = read_tokens(read_metrics(self._url, self._release))
             if tokens == self._last:
                 return
-            reading = Reading.now(socket_of(self._url), self._model, self._release, tokens)
+            reading = Reading(
+                server=socket_of(self._url),
+                at=time.time(),
+                model=self._model,
+                release=self._release,
+                prompt_tokens=tokens[0],
+                output_tokens=tokens[1],
+            )
             request = LoggedRequest(
                 id=uuid.uuid4().hex, client=OWN, path="/v1/completions", status=200, **reading.model_dump()
             )
@@ -94,49 +101,47 @@ def _used(response: httpx.Response) -> dict[str, int]:
     return used
 
 
-@contextlib.contextmanager
-def importing(store: ModelStore, url: str) -> Iterator[None]:
-    """Take in what there is in an endpoint's log, in a thread of its own until the block is left: a database that does
-    not answer holds nothing up."""
-    folder, ended = store.path / SERVERS, threading.Event()
-    reopen = functools.partial(Admin(folder).ask, "POST", REOPEN)
-    thread = threading.Thread(
-        target=keep_importing, args=(store.root, url, folder, ended, reopen), name="usage", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(LAST_TIMEOUT_S)
-
-
-def keep_importing(
-    root: Path,
-    url: str,
-    folder: Path,
-    ended: threading.Event,
-    reopen: Callable[[], object],
-    read: Callable[[], object] = lambda: None,
-    complete: usage.Complete | None = None,
+def import_lines(
+    root: Path, url: str, folder: Path, reopen: Callable[[], object], complete: usage.Complete = usage.unchanged
 ) -> str:
-    """Take into the database of *root* or at *url* what there is in *folder*, every few seconds and once more after
-    the end, each time after a *read* of what servers count; let Envoy *reopen* its log once that is long. Failed
-    imports are retried later; until then the lines stay in their files. Returns why the last one failed; empty if it
-    did not."""
-    problem, stopping = "", False
-    while not stopping:
-        stopping = ended.wait(INTERVAL_S)
-        read()
-        former, problem = problem, ""
-        try:
-            with opened(root, url) as database:
-                usage.take_in(database, folder, remove=True, complete=complete)
-        except (OSError, SlipwayError) as error:
-            problem = str(error)
-        if problem not in ("", former):
-            say(f"the usage is not taken in at the moment: {problem}")
+    """Take into the database of *root* or at *url* what there is in *folder*, and let Envoy *reopen* its log once that
+    is long. Returns why that was not possible; empty if it was."""
+    try:
+        with opened(root, url) as database:
+            usage.take_in(database, folder, remove=True, complete=complete)
+    except (OSError, SlipwayError) as error:
+        return str(error)
+    finally:
         with contextlib.suppress(OSError, httpx.HTTPError, TransientError):
             if usage.rotate(folder):
                 reopen()
+    return ""
+
+
+def keep_importing(take_in: Callable[[], str], ended: threading.Event) -> str:
+    """Take in what there is every few seconds, and once more after the end. *take_in* returns why that was not
+    possible, if it was not; returns why the last time failed."""
+    problem, stopping = "", False
+    while not stopping:
+        stopping = ended.wait(INTERVAL_S)
+        former, problem = problem, take_in()
+        if problem not in ("", former):
+            say(f"the usage is not taken in at the moment: {problem}")
     return problem
+
+
+class UsageImporter:
+    """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
+    does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files."""
+
+    def __init__(self, store: ModelStore, url: str) -> None:
+        folder, self._stop = store.path / SERVERS, threading.Event()
+        reopen = functools.partial(Admin(folder).ask, "POST", REOPEN)
+        take_in = functools.partial(import_lines, store.root, url, folder, reopen)
+        self._thread = threading.Thread(target=keep_importing, args=(take_in, self._stop), name="usage", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take in what there is, and end."""
+        self._stop.set()
+        self._thread.join(LAST_TIMEOUT_S)

@@ -23,7 +23,7 @@ from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.endpoint import DRAIN_S, LOG, RECORD, SERVERS, WANTED, Endpoint, Wanted, api_key
 from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.metering import importing
+from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
 from stages.parts.endpoint.shared import SharedProcess
 from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
@@ -72,7 +72,7 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port(serving.host, serving.port))
         supervisor = _Supervisor(store, serving, policy, port)
-        stack.enter_context(importing(store, usage_url()))  # until after the servers' last readings
+        stack.callback(UsageImporter(store, usage_url()).stop)  # after the servers' last readings
         stack.callback(supervisor.stop)
         while True:
             try:

@@ -27,7 +27,6 @@ from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED, TokenPrices
 from stages.parts.endpoint.database import Database
 from stages.parts.endpoint.routing import OFFERED
 
-Complete: TypeAlias = Callable[[LoggedRequest], LoggedRequest]
 LOG_BYTES: Final = 16 << 20
 """The length at which Envoy begins another file."""
 CHUNK_BYTES: Final = 4 << 20
@@ -41,6 +40,13 @@ LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
 ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
 """Whoever else takes the same file waits until this transaction has ended."""
 UNREPORTED: Final = Path(__file__).with_name("unreported.sql")
+
+
+Complete: TypeAlias = Callable[[LoggedRequest], LoggedRequest]
+
+
+def unchanged(request: LoggedRequest) -> LoggedRequest:
+    return request
 
 
 class Sum(Record):
@@ -102,10 +108,10 @@ class Used(NamedTuple):
         return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
 
-def take_in(database: Database, folder: Path, *, remove: bool = False, complete: Complete | None = None) -> int:
-    """Take in what was written to *folder* since the last time, each request as *complete*, if any, returns it. Returns
-    the number of lines. *remove* files that are finished once they were read: for whoever alone knows into which
-    database they go, such as the endpoint's supervisor."""
+def take_in(database: Database, folder: Path, *, remove: bool = False, complete: Complete = unchanged) -> int:
+    """Take in what was written to *folder* since the last time, each request as *complete* returns it. Returns the
+    number of lines. *remove* files that are finished once they were read: for whoever alone knows into which database
+    they go, such as the endpoint's supervisor."""
     count, current = 0, folder / access_log.NAME
     paths = access_log.files(folder)
     finished = current.exists()  # before reading: Envoy writes nothing more to a file once it has opened the next
@@ -203,7 +209,7 @@ def _unattributed(database: Database, since: datetime) -> list[Used]:
     return rows
 
 
-def _take_file(database: Database, path: Path, complete: Complete | None) -> int:
+def _take_file(database: Database, path: Path, complete: Complete) -> int:
     """Take in the next lines of one file, in one transaction. Returns their number; 0 if there is none."""
     try:
         file = path.open("rb")
@@ -239,14 +245,14 @@ def _endpoint(folder: Path) -> str:
     return path.read_text()
 
 
-def _insert(database: Database, lines: Sequence[bytes], endpoint: str, complete: Complete | None) -> None:
+def _insert(database: Database, lines: Sequence[bytes], endpoint: str, complete: Complete) -> None:
     requests, readings = [], []
     for line in map(access_log.parsed, lines):
         if isinstance(line, access_log.Reading):
             readings.append(line.model_dump() | {"endpoint": endpoint})
         elif line and line.path in OFFERED:
             named = {"client": line.client or NOBODY, "model": line.answered or line.model, "endpoint": endpoint}
-            requests.append((complete(line) if complete else line).model_dump(exclude=NOT_KEPT) | named)
+            requests.append(complete(line).model_dump(exclude=NOT_KEPT) | named)
     database.insert("requests", requests)
     database.insert("counted", readings)
 
