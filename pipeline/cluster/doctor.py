@@ -18,7 +18,7 @@ from pipeline.settings.config import RunConfig, kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from pipeline.workflow.stage_templates import NOTIFY_SECRET
 from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
-from stages.parts.cluster.api import Absent, Cluster
+from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import (
     ACCOUNT_REVIEWS,
     CLAIMS,
@@ -84,7 +84,7 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
         NotInstalled: a release can't be served on *cluster*.
         Conflict: *model* is served in another mode than the settings name, or in two.
     """
-    with contextlib.suppress(AccessDenied, Absent):
+    with contextlib.suppress(AccessDenied):
         kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
     finding = _as_far_as_visible(partial(_kserve, cluster, config))
     if finding.state == "missing" or not _has(cluster, CRD, unseen=True):
@@ -92,11 +92,14 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
 
 
 def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:
-    """Run a check; if the user lacks the right to read something, return a warning."""
+    """Run a check. What it raises is missing; if the user lacks the right to read something, return a warning."""
     try:
         return check()
-    except AccessDenied as error:
-        return warning(f"may not be seen: {error}", "ask for the right to read it")
+    except (AccessDenied, ConfigError, NotInstalled) as error:
+        denied = error if isinstance(error, AccessDenied) else error.__cause__
+        if isinstance(denied, AccessDenied):
+            return warning(f"may not be seen: {denied}", "ask for the right to read it")
+        return missing(str(error), error.hint)
 
 
 def _has(cluster: Cluster, definition: str, *, unseen: bool = False) -> bool:
@@ -279,12 +282,7 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     """Find what the rollout's first step will find, by the same code."""
     if not _has(cluster, CRD, unseen=True):
         return warning("not installed", "install KServe 0.20 or newer, or run without it: slipway run --no-serve")
-    try:
-        installation = detect(cluster, kserve_settings(config))
-    except (ConfigError, NotInstalled) as error:
-        if isinstance(error.__cause__, AccessDenied):
-            raise error.__cause__ from error
-        return missing(str(error), error.hint)
+    installation = detect(cluster, kserve_settings(config))
     ours = (find(cluster, body) for body in of_folder("kserve", config.platform.namespace))
     if lost := [title for title, current in ours if current is None]:
         return missing(f"no {', '.join(lost)}", _install(config))
@@ -293,8 +291,10 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
         kind = mode.services
         if kind not in (ISVCS, mode_named(installation.mode).services) and _has(cluster, f"{kind.plural}.{kind.group}"):
             text += f"; {kind.name} is there, too (kserve.mode {mode.name})"
-    if models := _in_other_modes(cluster, config.platform.namespace, installation.mode):
-        return warning(f"{text}; {', '.join(models)} stay as they are", MOVE)
+    with contextlib.suppress(AccessDenied):
+        served = served_modes(cluster, config.platform.namespace).items()
+        if others := [f"{model} ({kept})" for model, modes in served for kept in modes if kept != installation.mode]:
+            return warning(f"{text}; {', '.join(others)} stay as they are", MOVE)
     return ok(text)
 
 
@@ -304,12 +304,3 @@ def _notifications(cluster: Cluster) -> Finding:
         return ok(f"by the web hook in the Secret {NOTIFY_SECRET}")
     hint = f"kubectl -n {cluster.namespace} create secret generic {NOTIFY_SECRET} --from-file=url=/dev/stdin"
     return off("no web hook gets rollbacks, approvals that wait and a watch's verdicts", hint)
-
-
-def _in_other_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[str]:
-    """Name the models that another mode than *mode* serves; rollouts keep it."""
-    try:
-        served = served_modes(cluster, namespace)
-    except (AccessDenied, Absent):
-        return []
-    return [f"{model} ({kept})" for model, modes in served.items() for kept in modes if kept != mode]

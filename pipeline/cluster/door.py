@@ -30,11 +30,7 @@ TIMEOUT_S: Final = 5.0
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:
     """Ask every endpoint of the namespace for every route."""
-    try:
-        models = sorted(served_modes(cluster, cluster.namespace))
-    except Absent:
-        models = []
-    if not models:
+    if not (models := sorted(served_modes(cluster, cluster.namespace))):
         return off("no endpoint yet, so nothing was asked")
     answered, unasked = dict[str, list[str]](), dict[str, str]()
     # Certificates may be for other names: nothing secret is sent.

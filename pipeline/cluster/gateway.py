@@ -19,7 +19,7 @@ from pipeline.cluster.clients_file import MONEY_PARTS, ClusterClients, read_clie
 from pipeline.cluster.objects import find, labelled
 from pipeline.runs.tables import Finding, missing, ok, warning
 from pipeline.settings.platform import ClientSettings, Platform
-from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
+from stages.parts.base.errors import ConfigError, UnknownName
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import SECRETS, Object
@@ -141,13 +141,9 @@ def _put(cluster: Cluster, secret: str, name: str) -> str:
 
 
 def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Finding:
-    """Check that the gateway does what ``clients.yaml`` says."""
-    try:
-        wrong = list(_not_in_force(cluster, of(platform.namespace, settings, platform.image_of("serve"))))
-        clients = read_clients(settings)
-    except (ConfigError, NotInstalled) as error:
-        return missing(str(error), error.hint)
-    if wrong:
+    """Check that the gateway does what ``clients.yaml`` says. Raises: ConfigError, NotInstalled."""
+    clients = read_clients(settings)
+    if wrong := list(_not_in_force(cluster, of(platform.namespace, settings, platform.image_of("serve")))):
         hint = f"slipway install --platform {platform.name}; where Envoy Gateway refuses, see docs/endpoint.md"
         return missing("; ".join(wrong), hint)
     if cluster.find(SECRETS, API_SECRET):
@@ -159,11 +155,7 @@ def check(cluster: Cluster, platform: Platform, settings: ClientSettings) -> Fin
     names, secrets = [client.name for client in clients.clients], holders(cluster, clients)
     if keyless := [name for name in names if not clients.tokens and name not in secrets]:
         return warning(f"without a key: {', '.join(keyless)}", f"slipway clients add {keyless[0]} --engine argo")
-    try:
-        served = set(served_modes(cluster, cluster.namespace))
-    except Absent:  # no KServe
-        served = set()
-    if unserved := sorted(set(clients.models) - served):
+    if unserved := sorted(set(clients.models) - served_modes(cluster, cluster.namespace).keys()):
         hint = "clients may ask them once they are served; or their names are wrong"
         return warning(f"not served: {', '.join(unserved)}", hint)
     return ok(", ".join(names))

@@ -3,7 +3,7 @@
 ``manifests/base`` is the platform ``cluster``: some files are written by hand, three are generated from
 ``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds only the differences, as patches generated
 from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` works without Slipway;
-``documents`` returns the same objects without kubectl.
+``documents_of`` returns the same objects without kubectl.
 """
 
 from __future__ import annotations
@@ -51,11 +51,6 @@ EXAMPLE_MADE: Final = (
     "# Made from clients.yaml by: make manifests. An example: slipway install applies your platform's.\n"
 )
 MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
-
-
-def documents(platform: str) -> list[Object]:
-    """Make all objects of a platform's cluster, as ``documents_of``. Raises: UnknownName: there is no such platform."""
-    return documents_of(load(chosen={"platform": platform}))
 
 
 def documents_of(config: RunConfig) -> list[Object]:
@@ -135,7 +130,8 @@ def files() -> dict[Path, str]:
     texts |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
     texts[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE, image=""))
     for name in clusters():
-        overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
+        documents = documents_of(load(chosen={"platform": name}))
+        overlay = _kustomization(["../../base"], list(_patches(documents_of(shared), documents)))
         texts[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])
     return texts
 

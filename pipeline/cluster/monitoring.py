@@ -14,9 +14,9 @@ from typing import Any, Final
 from pipeline.cluster.controller import controllers, metrics_scheme
 from pipeline.cluster.manifests import MANIFESTS, of_folder
 from pipeline.cluster.objects import find, labelled
-from pipeline.runs.tables import Finding, missing, off, ok, warning
+from pipeline.runs.tables import Finding, off, ok, warning
 from pipeline.settings.config import RunConfig
-from stages.parts.base.errors import AccessDenied, NotInstalled
+from stages.parts.base.errors import AccessDenied
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import DEPLOYMENTS, NAMESPACES, Kind, Object
 
@@ -135,7 +135,7 @@ class Monitoring:
 
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:
-    """Check that what ``install`` brings is there and is taken."""
+    """Check that what ``install`` brings is there and is taken. Raises: NotInstalled."""
     monitoring, install = Monitoring(cluster, config), f"slipway install --platform {config.platform.name}"
     if isinstance(prometheus := monitoring.prometheus, str):
         if prometheus == NONE:
@@ -143,11 +143,7 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
                 NONE, f"with it: {install}, which brings scraping, alerts and a dashboard; see docs/monitoring.md"
             )
         return warning(prometheus, f"cluster.prometheus names one, as namespace/name; then {install}")
-    try:
-        lacking = list(monitoring.lacking())
-    except NotInstalled as error:
-        return missing(str(error), error.hint)
-    if lacking:
+    if lacking := list(monitoring.lacking()):
         return warning("; ".join(lacking), f"{install}; or change the selectors of {_full_name(prometheus)}")
     return ok(f"{_full_name(prometheus)} takes endpoints, Argo's controller and alerts; a dashboard is there")
 

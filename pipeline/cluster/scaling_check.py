@@ -31,7 +31,8 @@ def with_prometheus(documents: list[Object], cluster: Cluster) -> list[Object]:
 
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:
-    """Say who adds replicas, and by what. Raises AccessDenied if that may not be seen."""
+    """Say who adds replicas, and by what. Raises AccessDenied if that may not be seen; ConfigError if nothing can do
+    what is set."""
     settings = kserve_settings(config)
     scaling, scaler = settings.scaling, find_scaler(cluster, settings)
     span = f"{scaling.minimum} to {scaling.maximum} replicas of a release by {scaling.metric}"
@@ -40,10 +41,7 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
         mode = detect(cluster, settings).mode
     except (ConfigError, NotInstalled):
         return warning(f"unknown until KServe is ready: {span}", "see KServe")
-    try:
-        check_scaling(scaler, scaling, mode)
-    except ConfigError as error:
-        return missing(str(error), error.hint)
+    check_scaling(scaler, scaling, mode)
     if autoscaler := mode_named(mode).autoscaler:
         return ok(f"{autoscaler}: {span}")
     if scaler.name == "KEDA":

@@ -88,7 +88,6 @@ def _namespaces(models: Iterable[FleetModel]) -> dict[str, RunConfig]:
 
 def _left(fleet: Iterable[str], where: Where, configs: Iterable[RunConfig], file: Path) -> Iterator[str]:
     """Say which models are served and not in the file, as far as that may be seen, and how to end that."""
-    from stages.parts.cluster.api import Absent
     from stages.parts.endpoint.endpoint import serving_here
     from stages.rollout.kserve.detect import served_modes
     from stages.rollout.kserve.modes import mode_named
@@ -97,7 +96,7 @@ def _left(fleet: Iterable[str], where: Where, configs: Iterable[RunConfig], file
     if not where.on_cluster:
         ends = {served.model: f"slipway serve {served.model} --stop" for served in serving_here(where.store)}
     for cluster in [where.cluster(config) for config in configs] if where.on_cluster else []:
-        with contextlib.suppress(AccessDenied, Absent):
+        with contextlib.suppress(AccessDenied):
             for served, modes in served_modes(cluster).items():
                 kinds = (f"{mode_named(mode).services.plural} {' '.join(names)}" for mode, names in modes.items())
                 ends[served] = "; ".join(f"kubectl -n {cluster.namespace} delete {kind}" for kind in kinds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from hera.workflows import Env, Parameter, Resources, models
 
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, STORE_MOUNT, Platform, Stage
@@ -17,30 +18,16 @@ from stages.parts.base.templates import rendered
 from stages.rollout.kserve.objects import PART_OF, USER
 
 OUTPUTS_MOUNT: Final = "/outputs"
-CACHE_MOUNT: Final = "/cache"
-SCRATCH: Final = {"tmp": "/tmp", "cache": CACHE_MOUNT}  # noqa: S108
+SCRATCH: Final = {"tmp": "/tmp", "cache": "/cache"}  # noqa: S108
 """Writable folders, since the root file system is read-only."""
 SHARED_MEMORY: Final = "shm"
-CACHES: Final = {
-    "HOME": CACHE_MOUNT,
-    "XDG_CACHE_HOME": CACHE_MOUNT,
-    "HF_HOME": f"{CACHE_MOUNT}/huggingface",
-    "VLLM_CACHE_ROOT": f"{CACHE_MOUNT}/vllm",
-    "TRITON_CACHE_DIR": f"{CACHE_MOUNT}/triton",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_MOUNT}/torchinductor",
-}
 CERTIFICATES: Final = "certificates"
 """The volume with the certificate authorities that pods trust."""
 CERTIFICATES_MOUNT: Final = "/etc/slipway"
 TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
-RESTRICTED: Final = models.SecurityContext(
-    allow_privilege_escalation=False,
-    capabilities=models.Capabilities(drop=["ALL"]),
-    read_only_root_filesystem=True,
-    run_as_non_root=True,
-)
+CONTAINER: Final = yaml.safe_load(Path(__file__).with_name("container.yaml").read_text(encoding="utf-8"))
 ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve") | {"watch": "slipway-watch"}
 """The service accounts of the stages that talk to the cluster."""
 
@@ -106,7 +93,7 @@ def of_stage(
     fields["labels"] = PART_OF | {"app.kubernetes.io/component": name}
     if platform.cluster.queue and asks.gpus:
         fields["labels"]["kueue.x-k8s.io/queue-name"] = platform.cluster.queue
-    fields["security_context"] = RESTRICTED
+    fields["security_context"] = models.SecurityContext.model_validate(CONTAINER["securityContext"])
     if metrics:
         labels = {"stage": name, "variant": variant, "status": "{{status}}"}
         fields["metrics"] = _metrics("stage", "{{duration}}", **labels)
@@ -116,7 +103,8 @@ def of_stage(
 def environment(platform: Platform, *further: Env) -> list[Env]:
     """Return the variables that every pod has, with *further* ones."""
     cluster = platform.cluster
-    general = CACHES | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
+    caches = CONTAINER["environment"]
+    general = caches | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
     return [
         *(Env(name=STORE_VARIABLE, value=STORE_MOUNT), Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT)),
         *further,

@@ -130,7 +130,7 @@ def serving_kinds() -> list[Kind]:
 
 
 def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """List the names of the objects that serve, by model and by mode."""
+    """List the names of the objects that serve, by model and by mode; none without KServe."""
     names: dict[str, dict[str, list[str]]] = {}
     for mode, service in _services(cluster, namespace):
         if model := service["metadata"].get("annotations", {}).get(MODEL):
@@ -166,7 +166,7 @@ def _services(cluster: Cluster, namespace: str | None) -> Iterator[tuple[Mode, O
     """Yield our objects that serve, each with its mode."""
     for kind in serving_kinds():
         # Most clusters have InferenceServices alone, and whoever may not see other kinds makes none.
-        with contextlib.suppress(*(() if kind == ISVCS else (Absent, AccessDenied))):
+        with contextlib.suppress(Absent, *(() if kind == ISVCS else (AccessDenied,))):
             for service in cluster.list(kind, namespace, labels=SELECTOR)[0]:
                 owners = (mode for mode in all_modes() if mode.services == kind and mode.owns(service))
                 if mode := next(owners, None):
