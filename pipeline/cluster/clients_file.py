@@ -87,11 +87,6 @@ class ClusterClient(Allowed):
         )
         return [(count, unit, counted) for count, unit, counted in limits if count]
 
-    @property
-    def needs_script(self) -> bool:
-        """Whether policies alone don't do what it has."""
-        return bool(any(counted != "requests" for *_, counted in self.limits) or self.priority or self.cache_salt)
-
 
 class ClusterClients(Settings):
     """``clients.yaml``."""

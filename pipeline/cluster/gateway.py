@@ -42,7 +42,9 @@ def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = F
     *image*: of what takes in the usage. Raises: as ``read_clients``."""
     clients = read_clients(settings)
     limits = [(client.identity, *limit) for client in clients.clients for limit in client.limits]
-    scripted = settings.usage_secret or any(client.needs_script for client in clients.clients)
+    # Policies alone do not count tokens, nor change what is forwarded.
+    scripted = settings.usage_secret or any(counted != "requests" for *_, counted in limits)
+    scripted = scripted or any(client.priority or client.cache_salt for client in clients.clients)
     return rendered(
         TEMPLATE,
         namespace=namespace,

@@ -27,7 +27,6 @@ INSTALLED: Final = f"{NAME}-settings"
 KEY: Final = "config"
 SETTINGS: Final = "/settings/config.yaml"
 WATCH: Final = f"{NAME}-watch"
-GO_BACK: Final = f"{WATCH}-rollback"
 COMMANDS: Final = Path(__file__).with_name("store_commands.yaml")
 
 
@@ -78,7 +77,7 @@ def _template(
             Task(name=COMMAND, template=COMMAND)
             if watches:
                 wanted = f"{{{{tasks.{COMMAND}.exitCode}}}} == {Degraded.exit_code} && {workflow_parameter('rollback')}"
-                other = models.TemplateRef(name=GO_BACK, template=COMMAND)
+                other = models.TemplateRef(name=f"{WATCH}-rollback", template=COMMAND)
                 Task(name="rollback", template_ref=other, depends=f"{COMMAND}.Failed", when=f"{wanted} == true")
     compiled: Object = template.to_dict()
     return compiled

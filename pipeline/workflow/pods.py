@@ -39,7 +39,6 @@ def of_workflow(
 
     *about* and *of_run* are the annotations of the template and of its Workflows, as ``titled`` makes them.
     """
-    kept_by = None if platform.cluster is None else platform.cluster.artifact_repository
     (common,) = rendered(
         Path(__file__).with_name("pods.yaml.jinja"),
         platform=platform,
@@ -47,7 +46,7 @@ def of_workflow(
         user=USER,
         scratch=[*SCRATCH],
         certificates=CERTIFICATES,
-        repository=kept_by if kept_by not in (NO_REPOSITORY, DEFAULT_REPOSITORY) else None,
+        usual=(None, NO_REPOSITORY, DEFAULT_REPOSITORY),
     )
     spec = models.WorkflowSpec.model_validate(common)
     fields = {

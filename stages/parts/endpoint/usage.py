@@ -150,10 +150,10 @@ def sums(
     groups: dict[tuple[Any, ...], list[Used]] = defaultdict(list)
     for row in rows:
         groups[tuple(getattr(row, name) for name in by)].append(row)
-    totals = []
-    for group, members in groups.items():
-        cost = sum(map(cost_of, members)) if cost_of else None
-        totals.append(_sum(dict(zip(by, group, strict=True)), members, cost))
+    totals = [
+        _sum(dict(zip(by, group, strict=True)), members, sum(map(cost_of, members)) if cost_of else None)
+        for group, members in groups.items()
+    ]
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
