@@ -108,9 +108,8 @@ def add(cluster: Cluster, clients: ClusterClients, name: str) -> str:
     """Make the first key of a client that ``clients.yaml`` names, and return it. Raises: UnknownName, ConfigError."""
     secret = clients.named(name).secret or ""
     if name in holders(cluster, clients):
-        raise ConfigError(
-            f"there is a client {name!r}", hint=f"for a new key: slipway clients rotate {name} --engine argo"
-        )
+        hint = f"for a new key: slipway clients rotate {name} --engine argo"
+        raise ConfigError(f"there is a client {name!r}", hint=hint)
     return _put(cluster, secret, name)
 
 

@@ -50,11 +50,10 @@ def _template(
 ) -> Object:
     """Compile an entry of ``COMMANDS``, which has the rights of a *stage* and reaches what it does."""
     title = " ".join(word for word in ("slipway", *arguments[:2]) if "{{" not in word)
-    run_title = " ".join(("slipway", *arguments))
     default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
     config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
     watches = name == WATCH
-    about, of_run = (titled(text, description) for text in (title, run_title))
+    about, of_run = (titled(text, description) for text in (title, " ".join(("slipway", *arguments))))
     with WorkflowTemplate(
         arguments=[*(Parameter(name=parameter, **fields) for parameter, fields in parameters.items()), config],
         **pods.of_workflow(platform, name, about, of_run, metrics=False),

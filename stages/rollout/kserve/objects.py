@@ -242,7 +242,7 @@ def disruption_budget(endpoint: KServeEndpoint) -> Object:
 def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) -> Object:
     """Build what defines a release's pods beside the container that serves. If they are not *drained*, Knative stops
     and spreads them, and refuses the fields for it."""
-    settings, slo = endpoint.settings, MeasuredWith.of(endpoint.store.releases / release).slo
+    settings = endpoint.settings
     gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
     tolerations = settings.tolerations + (settings.spot.tolerations if settings.spot else ())
     (pods,) = rendered(
@@ -257,16 +257,13 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
         signing=SIGNING,
         key_folder=str(TRUSTED_KEY.parent),
         security_context=runtime()["securityContext"],
-        annotations={LATENCY_TARGETS[name]: _bucket(name, getattr(slo, f"{name}_ms")) for name in BUCKETS_S if slo},
+        slo=MeasuredWith.of(endpoint.store.releases / release).slo,
+        latency_targets=LATENCY_TARGETS,
+        buckets_s=BUCKETS_S,
         tolerations=[toleration.model_dump(exclude_none=True) for toleration in tolerations],
         grace_s=PRE_STOP_S + drain_s(settings) + STOP_MARGIN_S,
     )
     return dict(pods)
-
-
-def _bucket(name: str, target_ms: float) -> str:
-    """Name the first bucket of vLLM's histogram that has the whole target."""
-    return str(next((bound for bound in BUCKETS_S[name] if bound >= target_ms / 1000), "+Inf"))
 
 
 @functools.cache
