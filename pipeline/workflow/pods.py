@@ -101,10 +101,8 @@ def of_stage(
 
 def environment(platform: Platform, *further: Env) -> list[Env]:
     """Return the variables that every pod has, with *further* ones."""
-    cluster = platform.cluster
-    general = (
-        CONTAINER["environment"] | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
-    )
+    cluster, caches = platform.cluster, CONTAINER["environment"]
+    general = caches | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
     return [
         *(Env(name=STORE_VARIABLE, value=STORE_MOUNT), Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT)),
         *further,
