@@ -77,16 +77,15 @@ class ClusterClient(Allowed):
         return self.value or self.name
 
     @property
-    def needs_script(self) -> bool:
-        """Whether policies alone don't do what it has."""
-        counted = self.tokens_per_minute or self.tokens_per_month or self.money_per_month
-        return bool(counted or self.priority or self.cache_salt)
-
-    @property
-    def limits(self) -> int:
-        """How many there are."""
-        limits = (self.requests_per_minute, self.tokens_per_minute, self.tokens_per_month, self.money_per_month)
-        return sum(limit is not None for limit in limits)
+    def limits(self) -> list[tuple[int, str, str]]:
+        """As Envoy Gateway takes them: how many, in which unit of time, of requests, tokens or (parts of) money."""
+        limits = (
+            (self.requests_per_minute, "Minute", "requests"),
+            (self.tokens_per_minute, "Minute", "tokens"),
+            (self.tokens_per_month, "Month", "tokens"),
+            (self.money_per_month and max(1, round(self.money_per_month * MONEY_PARTS)), "Month", "money"),
+        )
+        return [(count, unit, counted) for count, unit, counted in limits if count]
 
 
 class ClusterClients(Settings):
@@ -113,7 +112,7 @@ class ClusterClients(Settings):
                 raise ValueError(f"{client.name} has {wrong}")
             if client.money_per_month and not self.prices:
                 raise ValueError(f"money_per_month of {client.name} needs prices")
-        if max(len(self.clients), sum(client.limits for client in self.clients)) > MOST_RULES:
+        if max(len(self.clients), sum(len(client.limits) for client in self.clients)) > MOST_RULES:
             raise ValueError(f"Envoy Gateway takes {MOST_RULES} clients, and as many limits of all of them")
         return self
 

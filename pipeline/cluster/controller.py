@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import Final
+
+import yaml
 
 from pipeline.local.manifest import seconds
 from stages.parts.base.errors import AccessDenied
@@ -14,10 +15,7 @@ from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Object
 CONTROLLER: Final = "workflow-controller"
 REQUEUE: Final = "DEFAULT_REQUEUE_TIME"
 DEFAULT_KEY: Final = "workflows.argoproj.io/default-artifact-repository"
-REPOSITORY: Final = re.compile(r"^artifactRepository:((?:\n[ \t]+.*|\n[ \t]*)*)", re.MULTILINE)
-"""The part of the controller's configuration, where that is one text."""
-INSECURE: Final = re.compile(r"^metricsConfig:(?:\n[ \t]+.*)*?\n[ \t]+secure:[ \t]*false", re.MULTILINE)
-STORAGE: Final = re.compile(r"^\s*(?:s3|gcs|azure|oss|hdfs|artifactory|plugin):", re.MULTILINE)
+STORAGES: Final = frozenset({"s3", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin"})
 
 
 def controllers(cluster: Cluster, namespace: str) -> list[Object]:
@@ -68,17 +66,22 @@ def has_repository(cluster: Cluster, controller_namespace: str) -> bool:
     repositories = _config_map(cluster, "artifact-repositories", cluster.namespace)
     if repositories.get("metadata", {}).get("annotations", {}).get(DEFAULT_KEY) in repositories.get("data", {}):
         return True
-    configuration = _config_map(cluster, f"{CONTROLLER}-configmap", controller_namespace).get("data", {})
-    texts = (configuration.get("artifactRepository", ""), *REPOSITORY.findall(configuration.get("config", "")))
-    return any(STORAGE.search(text) for text in texts)
+    return not STORAGES.isdisjoint(_configuration(cluster, controller_namespace).get("artifactRepository") or {})
 
 
 def metrics_scheme(cluster: Cluster, namespace: str) -> str:
     """Return how the controller in *namespace* tells its metrics: https, unless its configuration says otherwise."""
-    configuration = _config_map(cluster, f"{CONTROLLER}-configmap", namespace).get("data", {})
-    own = "\n  ".join(("metricsConfig:", *configuration.get("metricsConfig", "").splitlines()))
-    texts = (own, configuration.get("config", ""))
-    return "http" if any(INSECURE.search(text) for text in texts) else "https"
+    metrics = _configuration(cluster, namespace).get("metricsConfig") or {}
+    return "http" if metrics.get("secure") is False else "https"
+
+
+def _configuration(cluster: Cluster, namespace: str) -> Object:
+    """Read the controller's configuration: each field is YAML by itself, and in older versions all together are."""
+    data = _config_map(cluster, f"{CONTROLLER}-configmap", namespace).get("data", {})
+    with contextlib.suppress(yaml.YAMLError):
+        fields = {name: yaml.safe_load(text) for name, text in data.items()}
+        return (fields.get("config") or {}) | fields
+    return {}
 
 
 def _config_map(cluster: Cluster, name: str, namespace: str) -> Object:

@@ -11,15 +11,14 @@ from pipeline.argo.status import UNITS, shown
 from pipeline.argo.template import difference, rendered_as
 from pipeline.cluster import door, gateway, monitoring, scaling_check
 from pipeline.cluster.controller import CONTROLLER, REQUEUE, account, controllers, notices_s, ready, tag
-from pipeline.cluster.manifests import for_kserve
-from pipeline.cluster.objects import CONTROLLER_ACCOUNT
+from pipeline.cluster.manifests import of_folder
+from pipeline.cluster.objects import CONTROLLER_ACCOUNT, find
 from pipeline.runs.tables import Finding, missing, off, ok, warning
 from pipeline.settings.config import RunConfig, kserve_settings
-from pipeline.settings.platform import Nodes
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from pipeline.workflow.stage_templates import NOTIFY_SECRET
 from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
-from stages.parts.cluster.api import Absent, Cluster
+from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import (
     ACCOUNT_REVIEWS,
     CLAIMS,
@@ -37,7 +36,7 @@ from stages.parts.records.rollout import KSERVE
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
 from stages.rollout.kserve.modes import all_modes, mode_named
 from stages.rollout.kserve.objects import ISVCS
-from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.settings import KServe, Nodes
 
 CRON_WORKFLOWS: Final = "cronworkflows.argoproj.io"
 ARGO: Final = ("workflows.argoproj.io", "workflowtemplates.argoproj.io", CRON_WORKFLOWS)
@@ -85,7 +84,7 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
         NotInstalled: a release can't be served on *cluster*.
         Conflict: *model* is served in another mode than the settings name, or in two.
     """
-    with contextlib.suppress(AccessDenied, Absent):
+    with contextlib.suppress(AccessDenied):
         kept_mode(cluster, model, config.kserve.mode, config.platform.namespace)
     finding = _as_far_as_visible(partial(_kserve, cluster, config))
     if finding.state == "missing" or not _has(cluster, CRD, unseen=True):
@@ -93,11 +92,14 @@ def check_serving(cluster: Cluster, config: RunConfig, model: str) -> None:
 
 
 def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:
-    """Run a check; if the user lacks the right to read something, return a warning."""
+    """Run a check. What it raises is missing; if the user lacks the right to read something, return a warning."""
     try:
         return check()
-    except AccessDenied as error:
-        return warning(f"may not be seen: {error}", "ask for the right to read it")
+    except (AccessDenied, ConfigError, NotInstalled) as error:
+        denied = error if isinstance(error, AccessDenied) else error.__cause__
+        if isinstance(denied, AccessDenied):
+            return warning(f"may not be seen: {denied}", "ask for the right to read it")
+        return missing(str(error), error.hint)
 
 
 def _has(cluster: Cluster, definition: str, *, unseen: bool = False) -> bool:
@@ -280,21 +282,19 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
     """Find what the rollout's first step will find, by the same code."""
     if not _has(cluster, CRD, unseen=True):
         return warning("not installed", "install KServe 0.20 or newer, or run without it: slipway run --no-serve")
-    try:
-        installation = detect(cluster, kserve_settings(config))
-    except (ConfigError, NotInstalled) as error:
-        if isinstance(error.__cause__, AccessDenied):
-            raise error.__cause__ from error
-        return missing(str(error), error.hint)
-    if lost := [name for body in for_kserve(config.platform.namespace) if (name := _absent(cluster, body))]:
+    installation = detect(cluster, kserve_settings(config))
+    ours = (find(cluster, body) for body in of_folder("kserve", config.platform.namespace))
+    if lost := [title for title, current in ours if current is None]:
         return missing(f"no {', '.join(lost)}", _install(config))
     text = f"mode {installation.mode}, gateway {installation.gateway}"
     for mode in all_modes():
         kind = mode.services
         if kind not in (ISVCS, mode_named(installation.mode).services) and _has(cluster, f"{kind.plural}.{kind.group}"):
             text += f"; {kind.name} is there, too (kserve.mode {mode.name})"
-    if models := _in_other_modes(cluster, config.platform.namespace, installation.mode):
-        return warning(f"{text}; {', '.join(models)} stay as they are", MOVE)
+    with contextlib.suppress(AccessDenied):
+        served = served_modes(cluster, config.platform.namespace).items()
+        if others := [f"{model} ({kept})" for model, modes in served for kept in modes if kept != installation.mode]:
+            return warning(f"{text}; {', '.join(others)} stay as they are", MOVE)
     return ok(text)
 
 
@@ -304,19 +304,3 @@ def _notifications(cluster: Cluster) -> Finding:
         return ok(f"by the web hook in the Secret {NOTIFY_SECRET}")
     hint = f"kubectl -n {cluster.namespace} create secret generic {NOTIFY_SECRET} --from-file=url=/dev/stdin"
     return off("no web hook gets rollbacks, approvals that wait and a watch's verdicts", hint)
-
-
-def _in_other_modes(cluster: Cluster, namespace: str | None, mode: str) -> list[str]:
-    """Name the models that another mode than *mode* serves; rollouts keep it."""
-    try:
-        served = served_modes(cluster, namespace)
-    except (AccessDenied, Absent):
-        return []
-    return [f"{model} ({kept})" for model, modes in served.items() for kept in modes if kept != mode]
-
-
-def _absent(cluster: Cluster, body: Object) -> str:
-    """Name an object that is not there; return an empty text if it is."""
-    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-    kind = cluster.kind(body["apiVersion"], body["kind"])
-    return "" if cluster.find(kind, name, namespace) else f"{kind.name} {namespace}/{name}"

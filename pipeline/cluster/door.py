@@ -21,19 +21,7 @@ from stages.parts.endpoint.routing import HEALTH
 from stages.rollout.kserve.detect import served_modes, target_on
 
 GATEWAYS: Final = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")
-CLOSED: Final = """
-    / /docs /docs/oauth2-redirect /load /metrics /openapi.json /ping /redoc /server_info /abort_requests /adapters
-    /collective_rpc /detokenize /finish_weight_update /generative_scoring /get_world_size
-    /inference/v1/abort_requests /inference/v1/generate /init_weight_transfer_engine /invocations /is_paused
-    /is_scaling_elastic_ep /is_sleeping /kv_event_sources /pause /pooling /release_kv_cache_memory
-    /reset_encoder_cache /reset_mm_cache /reset_prefix_cache /resume /scale_elastic_ep
-    /shutdown_weight_transfer_engine /sleep /start_draft_weight_update /tokenize /start_weight_update
-    /update_weight_version /update_weights /version /wake_up /weight_checker /weight_info /rerank /score /classify
-    /v1/audio/transcriptions /v1/audio/translations /v1/chat/completions/batch /v1/chat/completions/derender
-    /v1/chat/completions/render /v1/embeddings /v1/completions/derender /v1/completions/render /v1/load_lora_adapter
-    /v1/messages /v1/systemone /v1/messages/count_tokens /v1/messages/render /v1/realtime /v1/responses/render
-    /v1/unload_lora_adapter
-""".split()  # noqa: SIM905 - one a line would be a page
+CLOSED: Final = Path(__file__).with_name("closed_routes.txt").read_text(encoding="utf-8").split()
 """Routes of vLLM that endpoints do not offer. Each is asked for by GET, which changes nothing: where it has only
 another method, vLLM says so with 405."""
 REFUSED: Final = frozenset({401, 403, 404})
@@ -42,11 +30,7 @@ TIMEOUT_S: Final = 5.0
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:
     """Ask every endpoint of the namespace for every route."""
-    try:
-        models = sorted(served_modes(cluster, cluster.namespace))
-    except Absent:
-        models = []
-    if not models:
+    if not (models := sorted(served_modes(cluster, cluster.namespace))):
         return off("no endpoint yet, so nothing was asked")
     answered, unasked = dict[str, list[str]](), dict[str, str]()
     # Certificates may be for other names: nothing secret is sent.

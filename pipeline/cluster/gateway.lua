@@ -5,6 +5,13 @@ local function tell(handle, field, value)
   handle:streamInfo():dynamicMetadata():set("slipway", field, value)
 end
 
+-- By the names in the ``usage`` of an answer: those in the access log, and of what limits count.
+local FIELDS = {
+  prompt_tokens = "prompt_tokens", input_tokens = "prompt_tokens",
+  completion_tokens = "output_tokens", output_tokens = "output_tokens",
+  cached_tokens = "cached_tokens", total_tokens = "tokens",
+}
+
 function envoy_on_request(handle)
   local headers = handle:headers()
   local client = headers:get(CLIENT) or ""  -- from the filter that let it in, which is before this one
@@ -28,7 +35,7 @@ local function cost(models, used)
   local most = 0
   for name in pairs(next(models) and models or {[""] = true}) do
     local price = PRICES[name] or PRICES[""]
-    most = math.max(most, (used.prompt_tokens or 0) * price[1] + (used.output_tokens or 0) * price[2])
+    most = math.max(most, (used.prompt_tokens or 0) * price.prompt + (used.output_tokens or 0) * price.output)
   end
   return most * PARTS / 1000000
 end

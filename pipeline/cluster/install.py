@@ -15,7 +15,7 @@ from pipeline.argo.runs import all_runs
 from pipeline.argo.status import ended
 from pipeline.argo.template import with_cluster
 from pipeline.cluster.controller import account, has_repository
-from pipeline.cluster.manifests import documents_of, for_envoy_gateway, for_kserve
+from pipeline.cluster.manifests import documents_of, of_folder
 from pipeline.cluster.monitoring import Monitoring
 from pipeline.cluster.scaling_check import with_prometheus
 from pipeline.runs.tables import plain_table
@@ -27,13 +27,12 @@ from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict, Not
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
 from stages.rollout.kserve.detect import CRD, serving_kinds
-from stages.rollout.kserve.objects import PART_OF
+from stages.rollout.kserve.objects import PART_OF, SELECTOR
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
 """Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
 POLICIES: Final = "securitypolicies.gateway.envoyproxy.io"
 VOLATILE: Final = ("resourceVersion", "managedFields", "generation")
-SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
 UNLABELLED: Final = (
     *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY, SIGNING_KEY)),
     *(("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")),
@@ -66,7 +65,7 @@ def install(cluster: Cluster, config: RunConfig, *, dry_run: bool, force: bool) 
     """
     documents = [*documents_of(_with_what_argo_has(cluster, config)), *_for_others(cluster, config)]
     if has_kserve(cluster):
-        documents += with_prometheus(for_kserve(config.platform.namespace), cluster)
+        documents += with_prometheus(of_folder("kserve", config.platform.namespace), cluster)
     documents = in_order(documents)
     kinds = [cluster.kind(document["apiVersion"], document["kind"]) for document in documents]
     namespaces = {document["metadata"]["name"] for document in documents if document["kind"] == NAMESPACES.name}
@@ -83,10 +82,12 @@ def has_kserve(cluster: Cluster) -> bool:
 
 
 def _for_others(cluster: Cluster, config: RunConfig) -> list[Object]:
-    """Return what Prometheus, Grafana and Envoy Gateway take, where they are and may be seen."""
+    """Return what Prometheus, Grafana and Envoy Gateway take, where they are and may be seen. Where clients have
+    policies, Envoy Gateway takes no other."""
     documents = Monitoring(cluster, config).documents
     with contextlib.suppress(AccessDenied):
-        documents += for_envoy_gateway(config) if cluster.find(DEFINITIONS, POLICIES) else []
+        if not config.cluster.clients and cluster.find(DEFINITIONS, POLICIES):
+            documents += of_folder("envoy-gateway", config.platform.namespace)
     return documents
 
 
@@ -158,7 +159,7 @@ def uninstall(cluster: Cluster, config: RunConfig, *, models: bool, dry_run: boo
         Conflict: runs are active in the namespace, or endpoints serve there, and not *force*.
         AccessDenied, ClusterUnavailable: the first object that fails raises it; what went before is removed.
     """
-    documents = [*documents_of(config), *for_kserve(config.platform.namespace), *_for_others(cluster, config)]
+    documents = [*documents_of(config), *of_folder("kserve", config.platform.namespace), *_for_others(cluster, config)]
     documents = in_order(documents)[::-1]
     if not force:
         _refuse_while_used(cluster)
@@ -260,8 +261,6 @@ def in_order(documents: list[Object]) -> list[Object]:
 
 def table(changes: list[ObjectChange]) -> Table:
     """Lay *changes* out for a terminal, one row for each object."""
-    rows = plain_table("Kind", "Name", "Namespace", "State")
-    for change in changes:
-        state = f"{change.state}: {change.reason}" if change.reason else change.state
-        rows.add_row(change.kind, change.name, change.namespace or "–", state)
-    return rows
+    states = [f"{change.state}: {change.reason}" if change.reason else change.state for change in changes]
+    rows = ((each.kind, each.name, each.namespace or "–", state) for each, state in zip(changes, states, strict=True))
+    return plain_table("Kind", "Name", "Namespace", "State", rows=rows)

@@ -3,7 +3,7 @@
 ``manifests/base`` is the platform ``cluster``: some files are written by hand, three are generated from
 ``configs/platforms/cluster.yaml``. ``manifests/overlays/<platform>`` holds only the differences, as patches generated
 from ``configs/platforms/<platform>.yaml``. ``kubectl apply -k manifests/overlays/<platform>`` works without Slipway;
-``documents`` returns the same objects without kubectl.
+``documents_of`` returns the same objects without kubectl.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline.cluster import gateway, shared_policy, store_commands
+from pipeline.cluster import gateway, store_commands
 from pipeline.cluster import objects as cluster_objects
 from pipeline.settings.config import RunConfig, load, names
 from pipeline.settings.platform import ClientSettings
@@ -53,23 +53,17 @@ EXAMPLE_MADE: Final = (
 MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
 
 
-def documents(platform: str) -> list[Object]:
-    """Make all objects of a platform's cluster, as ``documents_of``. Raises: UnknownName: there is no such platform."""
-    return documents_of(load(chosen={"platform": platform}))
-
-
 def documents_of(config: RunConfig) -> list[Object]:
     """Make all objects of a platform, in an order to apply them. Raises: ConfigError: it is not a cluster."""
     cluster, namespace = config.cluster, config.platform.namespace
-    clients = gateway.of(namespace, cluster.clients, config.platform.image_of("serve")) if cluster.clients else []
+    clients, image, shared = cluster.clients, config.platform.image_of("serve"), bool(config.kserve.shared_host)
     objects = [
         *_written(namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
         *cluster_objects.of(config.platform, cluster),
         *_verification_key(config),
         workflow_template(config),
         *store_commands.of(config),
-        *clients,
-        *(shared_policy.of(namespace, clients) if config.kserve.shared_host else []),
+        *(gateway.of(namespace, clients, image, shared=shared) if clients else []),
     ]
     return list({_identity(body): body for body in objects}.values())
 
@@ -80,23 +74,14 @@ def _verification_key(config: RunConfig) -> Iterator[Object]:
     if path := config.serving.verification_key:
         verifier(Path(path))
         data = {TRUSTED_KEY.name: Path(path).read_text(encoding="utf-8")}
-        yield cluster_objects.labelled("v1", "ConfigMap", SIGNING, config.platform.namespace, data=data)
+        yield cluster_objects.labelled("ConfigMap", SIGNING, config.platform.namespace, data=data)
 
 
-def for_kserve(namespace: str) -> list[Object]:
-    """Read the objects that rollouts need if KServe is installed, for a pipeline in *namespace*."""
-    return list(_written(namespace, *_listed(MANIFESTS / "kserve")))
-
-
-def for_monitoring(namespace: str) -> list[Object]:
-    """Read what Prometheus scrapes and alerts by, of a pipeline in *namespace*."""
-    return list(_written(namespace, *_listed(MANIFESTS / "monitoring")))
-
-
-def for_envoy_gateway(config: RunConfig) -> list[Object]:
-    """Read what refuses at the gateway, too, what endpoints do not offer; nothing where clients have policies."""
-    folder = MANIFESTS / "envoy-gateway"
-    return [] if config.cluster.clients else list(_written(config.platform.namespace, *_listed(folder)))
+def of_folder(folder: str, namespace: str) -> list[Object]:
+    """Read the objects of a folder of ``manifests/``, for a pipeline in *namespace*: ``kserve``, what rollouts need if
+    KServe is installed; ``monitoring``, what Prometheus scrapes and alerts by; ``envoy-gateway``, what refuses at the
+    gateway, too, what endpoints do not offer."""
+    return list(_written(namespace, *_listed(MANIFESTS / folder)))
 
 
 def for_triggers(trigger: str, config: RunConfig) -> list[Object]:
@@ -145,7 +130,8 @@ def files() -> dict[Path, str]:
     texts |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
     texts[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE, image=""))
     for name in clusters():
-        overlay = _kustomization(["../../base"], list(_patches(documents(SHARED), documents(name))))
+        documents = documents_of(load(chosen={"platform": name}))
+        overlay = _kustomization(["../../base"], list(_patches(documents_of(shared), documents)))
         texts[Path("overlays") / name / "kustomization.yaml"] = MADE.format(name) + as_text([overlay])
     return texts
 

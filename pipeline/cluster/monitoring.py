@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any, Final
 
 from pipeline.cluster.controller import controllers, metrics_scheme
-from pipeline.cluster.manifests import MANIFESTS, for_monitoring
-from pipeline.cluster.objects import labelled
-from pipeline.runs.tables import Finding, missing, off, ok, warning
+from pipeline.cluster.manifests import MANIFESTS, of_folder
+from pipeline.cluster.objects import find, labelled
+from pipeline.runs.tables import Finding, off, ok, warning
 from pipeline.settings.config import RunConfig
-from stages.parts.base.errors import AccessDenied, NotInstalled
+from stages.parts.base.errors import AccessDenied
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import DEPLOYMENTS, NAMESPACES, Kind, Object
 
@@ -59,7 +59,7 @@ class Monitoring:
         """The objects as they are applied; none where nothing would take them."""
         if isinstance(self.prometheus, str):
             return []
-        documents = for_monitoring(self.config.platform.namespace)
+        documents = of_folder("monitoring", self.config.platform.namespace)
         for body in documents:
             if body["metadata"]["name"] == ARGO:
                 self._complete_argo(body["spec"])
@@ -70,9 +70,8 @@ class Monitoring:
         """Name the objects that are not there, or that the Prometheus does not take, and why. Raises: NotInstalled."""
         spec = {} if isinstance(self.prometheus, str) else self.prometheus["spec"]
         for body in self.documents:
-            name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-            title, field = f"{body['kind']} {namespace}/{name}", SELECTORS.get(body["kind"])
-            current = self.cluster.find(self.cluster.kind(body["apiVersion"], body["kind"]), name, namespace)
+            field, namespace = SELECTORS.get(body["kind"]), body["metadata"]["namespace"]
+            title, current = find(self.cluster, body)
             if current is None:
                 yield f"no {title}"
             elif field and not _selects(spec.get(f"{field}Selector"), current["metadata"].get("labels") or {}):
@@ -130,13 +129,13 @@ class Monitoring:
                     if {"ALL", namespace}.isdisjoint((variables.get("NAMESPACE") or home).split(",")):
                         namespace, name = home, f"{DASHBOARD}-{namespace}"
         text = (MANIFESTS / "monitoring" / "dashboard.json").read_text(encoding="utf-8")
-        body = labelled("v1", "ConfigMap", name, namespace, data={"slipway.json": text})
+        body = labelled("ConfigMap", name, namespace, data={"slipway.json": text})
         body["metadata"]["labels"][label] = value
         return body
 
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:
-    """Check that what ``install`` brings is there and is taken."""
+    """Check that what ``install`` brings is there and is taken. Raises: NotInstalled."""
     monitoring, install = Monitoring(cluster, config), f"slipway install --platform {config.platform.name}"
     if isinstance(prometheus := monitoring.prometheus, str):
         if prometheus == NONE:
@@ -144,11 +143,7 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
                 NONE, f"with it: {install}, which brings scraping, alerts and a dashboard; see docs/monitoring.md"
             )
         return warning(prometheus, f"cluster.prometheus names one, as namespace/name; then {install}")
-    try:
-        lacking = list(monitoring.lacking())
-    except NotInstalled as error:
-        return missing(str(error), error.hint)
-    if lacking:
+    if lacking := list(monitoring.lacking()):
         return warning("; ".join(lacking), f"{install}; or change the selectors of {_full_name(prometheus)}")
     return ok(f"{_full_name(prometheus)} takes endpoints, Argo's controller and alerts; a dashboard is there")
 

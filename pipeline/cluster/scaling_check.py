@@ -13,7 +13,7 @@ from stages.parts.cluster.kinds import Object
 from stages.rollout.kserve.autoscaling import check_scaling, lacking, pod_metrics
 from stages.rollout.kserve.detect import detect
 from stages.rollout.kserve.modes import AUTO, mode_named
-from stages.rollout.kserve.objects import PART_OF
+from stages.rollout.kserve.objects import SELECTOR
 from stages.rollout.kserve.scaler import PROMETHEUS, RUNTIMES, SCALED_OBJECTS, answer, find_prometheus, find_scaler
 from stages.rollout.kserve.settings import KServe
 
@@ -31,7 +31,8 @@ def with_prometheus(documents: list[Object], cluster: Cluster) -> list[Object]:
 
 
 def check(cluster: Cluster, config: RunConfig) -> Finding:
-    """Say who adds replicas, and by what. Raises AccessDenied if that may not be seen."""
+    """Say who adds replicas, and by what. Raises AccessDenied if that may not be seen; ConfigError if nothing can do
+    what is set."""
     settings = kserve_settings(config)
     scaling, scaler = settings.scaling, find_scaler(cluster, settings)
     span = f"{scaling.minimum} to {scaling.maximum} replicas of a release by {scaling.metric}"
@@ -40,10 +41,7 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
         mode = detect(cluster, settings).mode
     except (ConfigError, NotInstalled):
         return warning(f"unknown until KServe is ready: {span}", "see KServe")
-    try:
-        check_scaling(scaler, scaling, mode)
-    except ConfigError as error:
-        return missing(str(error), error.hint)
+    check_scaling(scaler, scaling, mode)
     if autoscaler := mode_named(mode).autoscaler:
         return ok(f"{autoscaler}: {span}")
     if scaler.name == "KEDA":
@@ -74,7 +72,7 @@ def _keda(cluster: Cluster, settings: KServe, prometheus: str, span: str) -> Fin
     if not answer(cluster, KEDA_METRICS):
         hint = "is KEDA running? kubectl describe apiservice v1beta1.external.metrics.k8s.io"
         return missing("KEDA's definitions, but nothing answers external.metrics.k8s.io", hint)
-    scaled, _ = cluster.list(SCALED_OBJECTS, labels=",".join(f"{key}={value}" for key, value in PART_OF.items()))
+    scaled, _ = cluster.list(SCALED_OBJECTS, labels=SELECTOR)
     faults = [f"{body['metadata']['name']}: {why}" for body in scaled if (why := lacking(body))]
     if faults:
         hint = f"does KEDA reach {prometheus}, and does that have the series of manifests/monitoring?"

@@ -4,16 +4,18 @@ has it, whoever asks from wherever, and people can start the most urgent ones in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+import yaml
 from hera.workflows import DAG, Container, Env, Parameter, RawArtifact, Task, WorkflowTemplate, models
 
 from pipeline.cluster.objects import labelled
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
-from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
+from pipeline.workflow.parameters import COMMAND, NAME, store_settings
 from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import API_KEY, NOTIFY, workflow_parameter
 from stages.parts.base.errors import Degraded
@@ -24,101 +26,57 @@ INSTALLED: Final = f"{NAME}-settings"
 """The ConfigMap with the settings that hold unless a command brings its own."""
 KEY: Final = "config"
 SETTINGS: Final = "/settings/config.yaml"
-PARSED: Final = "import json, sys; from pipeline.cli import main; sys.argv[1:] = json.loads(sys.argv[1]); main()"
 WATCH: Final = f"{NAME}-watch"
-GO_BACK: Final = f"{WATCH}-rollback"
-MODEL: Final = Parameter(name="model", description="a model that a run has published, such as org/name")
-
-
-@dataclass(frozen=True)
-class StoreCommand:
-    name: str
-    description: str
-    arguments: tuple[str, ...]
-    parameters: tuple[Parameter, ...] = (MODEL,)
-    program: tuple[str, ...] = ("python", "-m", "pipeline")
-    stage: str = "rollout"
-    """Whose rights it has, and what it may reach."""
-
-
-COMMANDS: Final = (
-    StoreCommand(
-        STORE_COMMAND,
-        'Runs a command of Slipway that needs the volume with the models, such as `["releases", "org/name"]`.',
-        (workflow_parameter("arguments"),),
-        (Parameter(name="arguments", description="the command's words as a JSON list"),),
-        ("python", "-c", PARSED),
-    ),
-    StoreCommand(
-        f"{NAME}-rollback",
-        "Goes back to an earlier release: all traffic moves to it as soon as it answers.",
-        ("rollback", workflow_parameter("model"), "--to", workflow_parameter("to")),
-        (MODEL, Parameter(name="to", value="", description="a release's number or name; empty: the one before")),
-    ),
-    StoreCommand(
-        f"{NAME}-rollout-promote",
-        "Approves the rollout in progress, and skips its waiting times.",
-        ("rollout", "promote", workflow_parameter("model")),
-    ),
-    StoreCommand(
-        f"{NAME}-rollout-abort",
-        "Aborts the rollout in progress: all traffic goes back to the stable release.",
-        ("rollout", "abort", workflow_parameter("model")),
-    ),
-    StoreCommand(f"{NAME}-releases", "Lists a model's releases.", ("releases", workflow_parameter("model"))),
-    StoreCommand(
-        WATCH,
-        "Looks whether what serves still is what was released.",
-        ("watch", workflow_parameter("model"), "--once"),
-        (MODEL, Parameter(name="rollback", value="false", description=f"true: at an alarm, start {GO_BACK}")),
-        stage="watch",
-    ),
-    StoreCommand(
-        GO_BACK,
-        "Looks again and, at an alarm, goes back to an earlier release that is sound.",
-        ("watch", workflow_parameter("model"), "--once", "--rollback"),
-    ),
-)
+COMMANDS: Final = Path(__file__).with_name("store_commands.yaml")
 
 
 def of(config: RunConfig) -> list[Object]:
     """Compile the WorkflowTemplates and the settings that they have by default, as plain data."""
     data = {KEY: store_settings(config)}
-    settings = labelled("v1", "ConfigMap", INSTALLED, config.platform.namespace, data=data)
+    settings = labelled("ConfigMap", INSTALLED, config.platform.namespace, data=data)
     settings["metadata"]["labels"] |= {"workflows.argoproj.io/configmap-type": "Parameter"}
-    return [settings, *(_template(command, config.platform) for command in COMMANDS)]
+    commands = yaml.safe_load(COMMANDS.read_text(encoding="utf-8"))
+    return [settings, *(_template(config.platform, **command) for command in commands)]
 
 
-def _template(command: StoreCommand, platform: Platform) -> Object:
-    title = " ".join(word for word in ("slipway", *command.arguments[:2]) if "{{" not in word)
-    run_title = " ".join(("slipway", *command.arguments))
+def _template(
+    platform: Platform,
+    name: str,
+    description: str,
+    parameters: dict[str, dict[str, str]],
+    arguments: list[str],
+    program: Sequence[str] = ("python", "-m", "pipeline"),
+    stage: str = "rollout",
+) -> Object:
+    """Compile an entry of ``COMMANDS``, which has the rights of a *stage* and reaches what it does."""
+    title = " ".join(word for word in ("slipway", *arguments[:2]) if "{{" not in word)
     default = models.ValueFrom(config_map_key_ref=models.ConfigMapKeySelector(name=INSTALLED, key=KEY))
     config = Parameter(name="config", value_from=default, description="the platform and how it serves, as JSON")
-    watches = command.name == WATCH
-    about, of_run = (titled(text, command.description) for text in (title, run_title))
+    watches = name == WATCH
+    about, of_run = (titled(text, description) for text in (title, " ".join(("slipway", *arguments))))
     with WorkflowTemplate(
-        arguments=[*command.parameters, config],
-        **pods.of_workflow(platform, command.name, about, of_run, metrics=False),
+        arguments=[*(Parameter(name=parameter, **fields) for parameter, fields in parameters.items()), config],
+        **pods.of_workflow(platform, name, about, of_run, metrics=False),
     ) as template:
         asks = platform.stages.serve.model_copy(update={"memory": platform.stages.select.memory})
         # It is not tried again: a second rollback would go back by one release more.
         Container(
             name=COMMAND,
             image=platform.image_of("rollout"),
-            command=list(command.program),
-            args=list(command.arguments),
+            command=list(program),
+            args=arguments,
             env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, NOTIFY],
             inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
             outputs=[pods.output(PRINTED, default="")],
             volume_mounts=pods.mounts(asks, platform),
             termination_message_policy="FallbackToLogsOnError",
-            **pods.of_stage(command.stage, asks, platform, variant=workflow_parameter("model"), metrics=watches),
+            **pods.of_stage(stage, asks, platform, variant=workflow_parameter("model"), metrics=watches),
         )
         with DAG(name="pipeline"):
             Task(name=COMMAND, template=COMMAND)
             if watches:
                 wanted = f"{{{{tasks.{COMMAND}.exitCode}}}} == {Degraded.exit_code} && {workflow_parameter('rollback')}"
-                other = models.TemplateRef(name=GO_BACK, template=COMMAND)
+                other = models.TemplateRef(name=f"{WATCH}-rollback", template=COMMAND)
                 Task(name="rollback", template_ref=other, depends=f"{COMMAND}.Failed", when=f"{wanted} == true")
     compiled: Object = template.to_dict()
     return compiled

@@ -84,28 +84,16 @@ def rotate(name: NameArgument, *, options: ConfigOptions, where: Where) -> Print
 
     The old key is refused from now on.
     """
-    if where.on_cluster:
-        from pipeline.cluster import gateway
-
-        key = gateway.rotate(*_on_cluster(options, where), name)
-    else:
-        from stages.parts.endpoint import clients
-
-        key = clients.rotate(where.store.absolute(), name)
+    keeper, *place = _keeper(options, where)
+    key = keeper.rotate(*place, name)
     return Printout({"name": name, "key": key}, key)
 
 
 @commands.add("clients rm search")
 def rm(name: NameArgument, *, options: ConfigOptions, where: Where) -> Printout:
     """Remove a client: its key is refused from now on."""
-    if where.on_cluster:
-        from pipeline.cluster import gateway
-
-        gateway.remove(*_on_cluster(options, where), name)
-    else:
-        from stages.parts.endpoint import clients
-
-        clients.remove(where.store.absolute(), name)
+    keeper, *place = _keeper(options, where)
+    keeper.remove(*place, name)
     return Printout({"name": name}, f"removed {name}")
 
 
@@ -129,6 +117,17 @@ def list_clients(*, options: ConfigOptions, where: Where) -> Printout:
     rows = stored.clients if stored else ()
     text: Any = _table(rows) if rows else "no clients; add one with: slipway clients add NAME"
     return Printout([client.model_dump(mode="json", exclude={"key_sha256"}) for client in rows], text)
+
+
+def _keeper(options: ConfigOptions, where: Where) -> tuple[Any, ...]:
+    """Return the module that changes the keys, and its first arguments, which say where they are."""
+    if where.on_cluster:
+        from pipeline.cluster import gateway
+
+        return gateway, *_on_cluster(options, where)
+    from stages.parts.endpoint import clients
+
+    return clients, where.store.absolute()
 
 
 def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterClients]:

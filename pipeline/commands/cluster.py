@@ -36,13 +36,9 @@ def doctor(*, options: ConfigOptions, where: Where) -> Printout:
         findings = check_machine(settings, where.store.absolute())
     failure = typer.Exit(1) if any(finding.state == "missing" for finding in findings.values()) else None
     document = [{"what": check, **finding._asdict()} for check, finding in findings.items()]
-    table, styles = (
-        plain_table("Check", "State", "Found", "What to do"),
-        {"ok": "green", "off": "dim", "warning": "yellow"},
-    )
-    for check, (state, found, hint) in findings.items():
-        table.add_row(check, Text(state, style=styles.get(state, "red")), found, hint)
-    return Printout(document, table, failure)
+    styles = {"ok": "green", "off": "dim", "warning": "yellow", "missing": "red"}
+    rows = [(check, Text(state, style=styles[state]), *texts) for check, (state, *texts) in findings.items()]
+    return Printout(document, plain_table("Check", "State", "Found", "What to do", rows=rows), failure)
 
 
 @commands.add("install --platform eks --dry-run")

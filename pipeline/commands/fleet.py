@@ -88,7 +88,6 @@ def _namespaces(models: Iterable[FleetModel]) -> dict[str, RunConfig]:
 
 def _left(fleet: Iterable[str], where: Where, configs: Iterable[RunConfig], file: Path) -> Iterator[str]:
     """Say which models are served and not in the file, as far as that may be seen, and how to end that."""
-    from stages.parts.cluster.api import Absent
     from stages.parts.endpoint.endpoint import serving_here
     from stages.rollout.kserve.detect import served_modes
     from stages.rollout.kserve.modes import mode_named
@@ -97,7 +96,7 @@ def _left(fleet: Iterable[str], where: Where, configs: Iterable[RunConfig], file
     if not where.on_cluster:
         ends = {served.model: f"slipway serve {served.model} --stop" for served in serving_here(where.store)}
     for cluster in [where.cluster(config) for config in configs] if where.on_cluster else []:
-        with contextlib.suppress(AccessDenied, Absent):
+        with contextlib.suppress(AccessDenied):
             for served, modes in served_modes(cluster).items():
                 kinds = (f"{mode_named(mode).services.plural} {' '.join(names)}" for mode, names in modes.items())
                 ends[served] = "; ".join(f"kubectl -n {cluster.namespace} delete {kind}" for kind in kinds)
@@ -133,9 +132,8 @@ def models(
         for name in served | last | owners:
             row = served.get(name) or rows.get(name) or ModelRow(model=name.replace("--", "/", 1))
             rows[name] = row.after(last.get(name), owners.get(name, ""))
-    shown, table = [rows[name] for name in sorted(rows)], plain_table(*HEADINGS, right=("Replicas", "Per hour"))
-    for row in shown:
-        table.add_row(*row.columns)
+    shown = [rows[name] for name in sorted(rows)]
+    table = plain_table(*HEADINGS, rows=(row.columns for row in shown), right=("Replicas", "Per hour"))
     if page:
         write_text(page, page_of(shown, page))
     none = "no models yet; run one with: slipway run MODEL"

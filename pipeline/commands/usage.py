@@ -17,7 +17,6 @@ from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from pipeline.settings.config import RunConfig
     from stages.parts.endpoint.clients import TokenPrices
     from stages.parts.endpoint.usage import EndpointPrice, Sum
 
@@ -53,6 +52,7 @@ def usage(
     request, and those who used it share that. On a cluster, costs are those of the tokens, by the `prices` in
     clients.yaml.
     """
+    from pipeline.cluster.clients_file import read_clients
     from stages.parts.endpoint import usage as records
     from stages.parts.endpoint.database import check_url, opened
     from stages.parts.endpoint.endpoint import SERVERS
@@ -69,9 +69,10 @@ def usage(
         raise ConfigError(f"there is no store {where.store}", hint="see --store")
     settings = options.load()
     price: EndpointPrice | TokenPrices | None = None
-    if where.on_cluster:
-        price = _token_prices(settings)
-    elif settings.platform.price_per_hour:
+    cluster = settings.platform.cluster
+    if where.on_cluster and cluster and cluster.clients:
+        price = read_clients(cluster.clients).prices
+    elif settings.platform.price_per_hour and not where.on_cluster:
         per_hour = settings.platform.price_per_hour * settings.serving.replicas
         price = records.EndpointPrice(per_hour, shared_by, datetime.now(UTC))
     with opened(root, usage_url) as database:
@@ -83,14 +84,6 @@ def usage(
         return None
     text: Any = _table(sums, groups) if sums else f"no requests since {begin.astimezone():%Y-%m-%d %H:%M}"
     return Printout([_flat(row) for row in sums], text)
-
-
-def _token_prices(settings: RunConfig) -> TokenPrices | None:
-    """Read what the clients of a cluster pay for tokens, if the platform names clients."""
-    from pipeline.cluster.clients_file import read_clients
-
-    cluster = settings.platform.cluster
-    return read_clients(cluster.clients).prices if cluster and cluster.clients else None
 
 
 @commands.add("top --once")
@@ -157,10 +150,10 @@ def _flat(row: Sum) -> dict[str, Any]:
 def _print_csv(rows: list[Sum], groups: list[str]) -> None:
     from stages.parts.endpoint.usage import Sum
 
-    writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = [*groups, *(name for name in Sum.model_fields if name != "group")]
-    writer.writerow(columns)
-    writer.writerows([_flat(row)[name] for name in columns] for row in rows)
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_flat, rows))
 
 
 def _table(rows: list[Sum], groups: list[str]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,11 +19,13 @@ METRIC_DIGITS = {"quality": 4, "latency": 1, "throughput": 1}
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrupted": "red", "Running": "cyan"}
 
 
-def plain_table(*headings: str, right: Sequence[str] = (), **options: Any) -> Table:
+def plain_table(*headings: str, rows: Iterable[Sequence[Any]] = (), right: Sequence[str] = (), **options: Any) -> Table:
     """Make a table without lines. The columns with the headings *right* are aligned on the right."""
     table = Table(box=None, pad_edge=False, header_style="dim", **options)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -11,7 +11,7 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.program import SECRET
 from stages.parts.base.settings import Positive, Settings
 from stages.parts.cluster.nodes import quantity
-from stages.rollout.kserve.settings import SpotNodes, Toleration
+from stages.rollout.kserve.settings import Nodes, SpotNodes
 
 
 def _quantity(value: str) -> str:
@@ -39,13 +39,6 @@ FAMILIES: Final = {"optimize": "optimize", "check": "evaluate", "evaluate": "eva
 DEFAULT_REPOSITORY, NO_REPOSITORY = "default", "none"
 AUTOMATIC: Final = ("gpus", "memory", "shm")
 """What evaluate may get by the size of the model. The outputs of check have the same names."""
-
-
-class Nodes(Settings):
-    """Which nodes a pod may run on: their labels, and the taints that it tolerates."""
-
-    selector: dict[str, str] = Field(default={})
-    tolerations: tuple[Toleration, ...] = ()
 
 
 class Stage(Settings):
@@ -263,7 +256,7 @@ class Platform(Settings):
         """Return all requirements of a stage's pod on its node."""
         if self.cluster is None:
             return Nodes()
-        parts: list[Nodes | SpotNodes] = [stage.nodes]
+        parts: list[Nodes] = [stage.nodes]
         parts += [self.cluster.gpu] if stage.gpus or stage.gpu_node else []
         parts += [self.cluster.spot] if stage.spot and self.cluster.spot else []
         return Nodes(

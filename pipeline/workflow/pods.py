@@ -5,40 +5,31 @@ Everything here but the store's volume is empty for one machine.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from hera.workflows import Env, Parameter, Resources, models
 
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS, NO_REPOSITORY, STORE_MOUNT, Platform, Stage
 from stages.parts.base.program import OUTPUTS_VARIABLE
 from stages.parts.base.store import STORE_VARIABLE
+from stages.parts.base.templates import rendered
 from stages.rollout.kserve.objects import PART_OF, USER
 
 OUTPUTS_MOUNT: Final = "/outputs"
-CACHE_MOUNT: Final = "/cache"
-SCRATCH: Final = {"tmp": "/tmp", "cache": CACHE_MOUNT}  # noqa: S108
+SCRATCH: Final = {"tmp": "/tmp", "cache": "/cache"}  # noqa: S108
 """Writable folders, since the root file system is read-only."""
 SHARED_MEMORY: Final = "shm"
-CACHES: Final = {
-    "HOME": CACHE_MOUNT,
-    "XDG_CACHE_HOME": CACHE_MOUNT,
-    "HF_HOME": f"{CACHE_MOUNT}/huggingface",
-    "VLLM_CACHE_ROOT": f"{CACHE_MOUNT}/vllm",
-    "TRITON_CACHE_DIR": f"{CACHE_MOUNT}/triton",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_MOUNT}/torchinductor",
-}
 CERTIFICATES: Final = "certificates"
 """The volume with the certificate authorities that pods trust."""
 CERTIFICATES_MOUNT: Final = "/etc/slipway"
 TRUSTED: Final = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{CERTIFICATES_MOUNT}/ca.crt")
 GPU_PODS: Final = "gpu-pods"
 """The semaphore: a key of the ConfigMap ``LOCKS``."""
+CONTAINER: Final = yaml.safe_load(Path(__file__).with_name("container.yaml").read_text(encoding="utf-8"))
 ACCOUNTS: Final = dict.fromkeys(("rollout", "ending"), "slipway-serve") | {"watch": "slipway-watch"}
 """The service accounts of the stages that talk to the cluster."""
-STAY: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Autoscalers must not evict hours of work to save a node."""
-STAGE_BUCKETS_S: Final = (1, 10, 60, 300, 900, 3600, 10_800, 43_200)
-RUN_BUCKETS_S: Final = (60, 600, 1800, 3600, 10_800, 43_200, 86_400, 259_200)
 
 
 def of_workflow(
@@ -48,42 +39,26 @@ def of_workflow(
 
     *about* and *of_run* are the annotations of the template and of its Workflows, as ``titled`` makes them.
     """
-    cluster = platform.cluster
-    fields: dict[str, Any] = {
+    (common,) = rendered(
+        Path(__file__).with_name("pods.yaml.jinja"),
+        platform=platform,
+        cluster=platform.cluster,
+        user=USER,
+        scratch=[*SCRATCH],
+        certificates=CERTIFICATES,
+        usual=(None, NO_REPOSITORY, DEFAULT_REPOSITORY),
+    )
+    spec = models.WorkflowSpec.model_validate(common)
+    fields = {
         "name": name,
         "namespace": platform.namespace,
         "labels": {"app.kubernetes.io/name": name} | PART_OF,
         "annotations": about,
         "workflow_metadata": models.WorkflowMetadata(labels=PART_OF, annotations=of_run),
-        "entrypoint": "pipeline",
-        "volumes": volumes(platform),
+        **{name: getattr(spec, name) for name in spec.model_fields_set},
     }
-    if cluster is None:
-        return fields
-    kept_s = cluster.kept_s
-    fields |= {
-        "service_account_name": "slipway-stages",  # without rights
-        "automount_service_account_token": False,
-        "executor": models.ExecutorConfig(service_account_name="slipway-executor"),  # reports each task's result
-        "security_context": models.PodSecurityContext(
-            run_as_non_root=True,
-            run_as_user=USER,
-            run_as_group=USER,
-            fs_group=USER,
-            # Changing the owner of every file of a terabyte for each pod would take too long.
-            fs_group_change_policy="OnRootMismatch",
-            seccomp_profile=models.SeccompProfile(type="RuntimeDefault"),
-        ),
-        "pod_metadata": models.Metadata(annotations=STAY),
-        "pod_priority_class_name": cluster.priority_class,
-        "pod_gc": models.PodGC(strategy="OnPodSuccess", delete_delay_duration="10m"),
-        "ttl_strategy": models.TTLStrategy(seconds_after_success=kept_s, seconds_after_failure=2 * kept_s),
-        "active_deadline_seconds": cluster.deadline_s,
-    }
-    if metrics:
-        fields["metrics"] = _metrics("run", "{{workflow.duration}}", RUN_BUCKETS_S, status="{{workflow.status}}")
-    if cluster.artifact_repository not in (None, NO_REPOSITORY, DEFAULT_REPOSITORY):
-        fields["artifact_repository_ref"] = models.ArtifactRepositoryRef(key=cluster.artifact_repository)
+    if metrics and platform.cluster:
+        fields["metrics"] = _metrics("run", "{{workflow.duration}}", status="{{workflow.status}}")
     return fields
 
 
@@ -117,22 +92,17 @@ def of_stage(
     fields["labels"] = PART_OF | {"app.kubernetes.io/component": name}
     if platform.cluster.queue and asks.gpus:
         fields["labels"]["kueue.x-k8s.io/queue-name"] = platform.cluster.queue
-    fields["security_context"] = models.SecurityContext(
-        allow_privilege_escalation=False,
-        capabilities=models.Capabilities(drop=["ALL"]),
-        read_only_root_filesystem=True,
-        run_as_non_root=True,
-    )
+    fields["security_context"] = models.SecurityContext.model_validate(CONTAINER["securityContext"])
     if metrics:
         labels = {"stage": name, "variant": variant, "status": "{{status}}"}
-        fields["metrics"] = _metrics("stage", "{{duration}}", STAGE_BUCKETS_S, **labels)
+        fields["metrics"] = _metrics("stage", "{{duration}}", **labels)
     return fields
 
 
 def environment(platform: Platform, *further: Env) -> list[Env]:
     """Return the variables that every pod has, with *further* ones."""
-    cluster = platform.cluster
-    general = CACHES | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
+    cluster, caches = platform.cluster, CONTAINER["environment"]
+    general = caches | (TRUSTED if cluster.certificates else {}) | cluster.environment if cluster else {}
     return [
         *(Env(name=STORE_VARIABLE, value=STORE_MOUNT), Env(name=OUTPUTS_VARIABLE, value=OUTPUTS_MOUNT)),
         *further,
@@ -143,18 +113,6 @@ def environment(platform: Platform, *further: Env) -> list[Env]:
 def output(name: str, default: str | None = None) -> Parameter:
     """Return an output that a program writes to a file of its name."""
     return Parameter(name=name, value_from=models.ValueFrom(path=f"{OUTPUTS_MOUNT}/{name}", default=default))
-
-
-def volumes(platform: Platform) -> list[models.Volume]:
-    """Return the volumes of a WorkflowTemplate: the store's, and folders of the pod's own."""
-    claim = models.PersistentVolumeClaimVolumeSource(claim_name=platform.claim)
-    folders = ("outputs", *(SCRATCH if platform.cluster else ()))
-    result = [models.Volume(name="store", persistent_volume_claim=claim)]
-    result += [models.Volume(name=name, empty_dir=models.EmptyDirVolumeSource()) for name in folders]
-    if platform.cluster and platform.cluster.certificates:
-        authorities = models.ConfigMapVolumeSource(name=platform.cluster.certificates)
-        result.append(models.Volume(name=CERTIFICATES, config_map=authorities))
-    return result
 
 
 def mounts(asks: Stage, platform: Platform) -> list[models.VolumeMount]:
@@ -187,33 +145,10 @@ def synchronization(asks: Stage, platform: Platform, mutex: str | None) -> model
 
 def waiting_metrics(model: str) -> models.Metrics:
     """Return how long a suspended step has waited, as long as it does."""
-    return models.Metrics(
-        prometheus=[
-            models.Prometheus(
-                name="slipway_approval_seconds",
-                help="How long a release has waited for an approval",
-                labels=[models.MetricLabel(key="model", value=model)],
-                gauge=models.Gauge(realtime=True, value="{{duration}}"),
-            )
-        ]
-    )
+    return _metrics("approval", "{{duration}}", model=model)
 
 
-def _metrics(unit: str, duration: str, buckets: tuple[float, ...], **labels: str) -> models.Metrics:
-    by = [models.MetricLabel(key=key, value=value) for key, value in labels.items()]
-    return models.Metrics(
-        prometheus=[
-            models.Prometheus(
-                name=f"slipway_{unit}s_total",
-                help=f"{unit.capitalize()}s that have ended, by outcome",
-                labels=by,
-                counter=models.Counter(value="1"),
-            ),
-            models.Prometheus(
-                name=f"slipway_{unit}_duration_seconds",
-                help=f"How long a {unit} took",
-                labels=by,
-                histogram=models.Histogram(value=duration, buckets=list(buckets)),
-            ),
-        ]
-    )
+def _metrics(unit: str, duration: str, **labels: str) -> models.Metrics:
+    by = [{"key": key, "value": value} for key, value in labels.items()]
+    (prometheus,) = rendered(Path(__file__).with_name("metrics.yaml.jinja"), unit=unit, duration=duration, labels=by)
+    return models.Metrics(prometheus=prometheus)

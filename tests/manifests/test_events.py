@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from pipeline.cli import app
-from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, documents, for_triggers
+from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, for_triggers
 from pipeline.commands.events import receive
 from pipeline.events.push import PROVIDERS, Push, workflow
 from pipeline.events.receiver import TOKEN_VARIABLE
@@ -28,6 +28,7 @@ from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments, resolve_key
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.settings import CONFIGS
+from tests.platforms import documents
 
 EVENTS = MANIFESTS / "events"
 ROOT = CONFIGS.parent

@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from pipeline.cluster.gateway import GROUP
 from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
@@ -37,7 +36,7 @@ def test_the_policy_allows_what_an_endpoint_offers_on_one_machine_and_denies_the
 
 def test_the_policy_applies_to_the_routes_of_every_endpoint(tmp_path: Path) -> None:
     selector, of_llm = policy()["targetSelectors"]
-    assert of_llm["matchExpressions"] == [{"key": GROUP, "operator": "Exists"}]
+    assert of_llm["matchExpressions"] == [{"key": "serving.kserve.io/routing-group", "operator": "Exists"}]
     at = KServeEndpoint(ModelStore(tmp_path, "org/name"), Serving(), KServe(), "slipway")
     for labelled in (inference_service(at, {}), http_route(at, "kserve/gateway", "host", [])):
         assert selector["matchLabels"].items() <= labelled["metadata"]["labels"].items()

@@ -219,6 +219,22 @@ def test_a_months_budget_counts_tokens_and_money_and_says_so(tmp_path: Path) -> 
     assert not [each for each in others if "responseHeaders" in each["match"]]
 
 
+def test_a_salt_is_added_to_bodies_as_long_as_on_one_machine(tmp_path: Path) -> None:
+    salted = "clients: [{name: a, secret: keys, cache_salt: abcdefghijklmnop}]"
+    assert rendered(tmp_path, salted)["BackendTrafficPolicy"]["spec"]["requestBuffer"] == {"limit": "64Mi"}
+    assert "requestBuffer" not in rendered(tmp_path)["BackendTrafficPolicy"]["spec"]
+
+
+def test_the_address_of_all_models_demands_the_clients_tokens_too(tmp_path: Path) -> None:
+    file = tmp_path / "clients.yaml"
+    tokens = "{issuer: https://a, jwks_uri: https://a/keys, audiences: [slipway]}"
+    file.write_text(f"{{tokens: {tokens}, clients: [{{name: a}}]}}")
+    found = of("models", ClientSettings(file=str(file)), "slim:1", shared=True)
+    own, shared = (body["spec"]["jwt"]["providers"][0] for body in found if body["kind"] == "SecurityPolicy")
+    assert own.pop("claimToHeaders")
+    assert shared == own
+
+
 def test_usage_is_kept_beside_the_proxies_of_the_gateway(tmp_path: Path) -> None:
     found = rendered(tmp_path, gateway="edge/public", usage_secret="database")["EnvoyProxy"]
     assert found["metadata"]["namespace"] == "edge"

@@ -18,7 +18,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from stages.parts.endpoint import access_log, gateway_log
+from stages.parts.endpoint import access_log, gateway_log, metering
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
 from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.usage import Sum, sums
@@ -47,7 +47,9 @@ clients:
 def importing(folder: Path, url: str) -> Iterator[None]:
     """What runs beside the proxy."""
     ended = threading.Event()
-    thread = threading.Thread(target=gateway_log.keep_importing, args=(folder, url, ended), daemon=True)
+    servers = gateway_log.GatewayServers(folder)
+    arguments = (lambda: gateway_log.take_in(folder, url, servers), ended)
+    thread = threading.Thread(target=metering.keep_importing, args=arguments, daemon=True)
     thread.start()
     try:
         yield
@@ -150,7 +152,7 @@ def test_usage_is_what_servers_counted_over_restarts_of_everything(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway, the database, the importer and the server start again; one line is lost with a killed gateway."""
-    monkeypatch.setattr(gateway_log, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(metering, "INTERVAL_S", 0.1)
     folder = tmp_path / "gateway"
     folder.mkdir()
     counted = [0, 0]

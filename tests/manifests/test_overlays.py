@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from pipeline.cluster.doctor import RIGHTS
-from pipeline.cluster.manifests import MANIFESTS, clusters, documents, documents_of, files
+from pipeline.cluster.manifests import MANIFESTS, clusters, documents_of, files
 from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError, Degraded
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.settings import CONFIGS
+from tests.platforms import documents
 
 PLATFORMS = clusters()
 SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY", "SLIPWAY_NOTIFY", "SLIPWAY_SIGNING_KEY"}

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, clusters, documents, for_triggers
+from pipeline.cluster.manifests import MANIFESTS, TRIGGERS, clusters, for_triggers
 from pipeline.settings.config import kserve_settings, load
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.rollout.kserve.modes import MODES, mode_named
 from stages.rollout.kserve.objects import KServeEndpoint
+from tests.platforms import documents
 
 Pod = dict[str, Any]
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}

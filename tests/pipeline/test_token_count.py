@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from pipeline.cluster.clients_file import ClusterClient, ClusterClients
-from pipeline.cluster.gateway_usage import NAMESPACE, script
+from pipeline.cluster.gateway import script
 from tests.serving import wait_until
 
 TYPES = "type.googleapis.com/envoy"
@@ -57,7 +57,7 @@ def configuration(folder: Path, port: int) -> dict[str, Any]:
     def at(port: int) -> dict[str, Any]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
-    form = {"tokens": f"%DYNAMIC_METADATA({NAMESPACE}:tokens)%"}
+    form = {"tokens": "%DYNAMIC_METADATA(slipway:tokens)%"}
     log = typed(
         "extensions.access_loggers.file.v3.FileAccessLog",
         path=str(folder / "access.jsonl"),

@@ -27,20 +27,7 @@ POSTGRESQL: Final[dict[str, Any]] = {
 ENCODE: Final = "postgresql://user:password@host/database; in the password, special characters as %40 for @"
 LOCK: Final = 0x511B_3A7E
 """A number of our own, for PostgreSQL's lock while tables are made."""
-TABLES: Final = (
-    """CREATE TABLE IF NOT EXISTS requests (
-    id TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, client TEXT NOT NULL, model TEXT NOT NULL, release TEXT,
-    server TEXT, path TEXT NOT NULL, status INTEGER NOT NULL, flags TEXT, prompt_tokens BIGINT, cached_tokens BIGINT,
-    output_tokens BIGINT, ttft_ms DOUBLE PRECISION, duration_ms DOUBLE PRECISION NOT NULL, endpoint TEXT
-)""",
-    "CREATE INDEX IF NOT EXISTS requests_at ON requests (at)",
-    "CREATE INDEX IF NOT EXISTS requests_server ON requests (server)",
-    """CREATE TABLE IF NOT EXISTS counted (
-    server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, model TEXT NOT NULL, release TEXT NOT NULL,
-    prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, endpoint TEXT, PRIMARY KEY (server, at)
-)""",
-    "CREATE TABLE IF NOT EXISTS taken (file TEXT PRIMARY KEY, bytes BIGINT NOT NULL)",
-)
+TABLES: Final = Path(__file__).with_name("tables.sql")
 ADDED: Final = (("requests", "server"), ("requests", "endpoint"), ("counted", "endpoint"))
 """Tables, and columns that those of earlier versions lack."""
 
@@ -53,6 +40,10 @@ class Database:
     """From ``sqlite3`` or ``psycopg``; it commits each statement unless there is a transaction."""
     begin: str
     mark: str
+    columns: str
+    """The statement that lists the columns of a table."""
+    alone: str = ""
+    """The statement by which a transaction waits for others that make tables; SQLite's transactions wait anyway."""
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         cursor = self.connection.execute(statement.replace("?", self.mark), values)
@@ -77,11 +68,12 @@ class Database:
 
 
 @contextlib.contextmanager
-def opened(root: Path, url: str = "", timeout_s: float = TIMEOUT_S) -> Iterator[Database]:
+def opened(root: Path, url: str = "") -> Iterator[Database]:
     """Open the database at *url*, or without one that of the store at *root*, and make its tables if there are none.
-    Others who write to SQLite's file are waited for, for *timeout_s* at most. Raises as ``check_url``; TransientError
+    Others who write to SQLite's file are waited for, for ``TIMEOUT_S`` at most. Raises as ``check_url``; TransientError
     if it can't be reached, read or written, in the block too: the message never has the password."""
-    with _postgresql(url) if url else _sqlite(root / FILE, timeout_s) as database:
+    with _postgresql(url) if url else _sqlite(root / FILE) as database:
+        _make_tables(database)
         yield database
 
 
@@ -111,17 +103,10 @@ def check_url(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _sqlite(path: Path, timeout_s: float) -> Iterator[Database]:
+def _sqlite(path: Path) -> Iterator[Database]:
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=timeout_s, isolation_level=None)) as connection:
-            database = Database(connection, "BEGIN IMMEDIATE", "?")
-            if not database.execute("SELECT 1 FROM pragma_table_info('counted') WHERE name = 'endpoint'"):
-                for table, column in ADDED:
-                    columns = [name for _, name, *_ in database.execute(f"SELECT * FROM pragma_table_info('{table}')")]  # noqa: S608
-                    if columns and column not in columns:
-                        database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
-                _make_tables(database)
-            yield database
+        with contextlib.closing(sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None)) as connection:
+            yield Database(connection, "BEGIN IMMEDIATE", "?", "SELECT name FROM pragma_table_info(?)")
     except sqlite3.Error as error:
         raise TransientError(f"{path} can't be read or written: {error}") from error
 
@@ -131,20 +116,25 @@ def _postgresql(url: str) -> Iterator[Database]:
     import psycopg
 
     check_url(url)
+    columns = "SELECT column_name FROM information_schema.columns WHERE table_name = ?"
     try:
         with contextlib.closing(psycopg.connect(url, **POSTGRESQL)) as connection:
-            database = Database(connection, "BEGIN", "%s")
-            columns = "SELECT 1 FROM information_schema.columns WHERE table_name = 'counted'"
-            if not database.execute(f"{columns} AND column_name = 'endpoint'"):
-                added = [f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} TEXT" for table, column in ADDED]
-                _make_tables(database, before=[f"SELECT pg_advisory_xact_lock({LOCK})"], after=added)
-            yield database
+            yield Database(connection, "BEGIN", "%s", columns, f"SELECT pg_advisory_xact_lock({LOCK})")
     except psycopg.Error as error:
         reason = " ".join(str(error).split())
         raise TransientError(f"the usage database can't be reached: {reason}", hint=f"see {URL_VARIABLE}") from error
 
 
-def _make_tables(database: Database, before: Sequence[str] = (), after: Sequence[str] = ()) -> None:
+def _make_tables(database: Database) -> None:
+    """Make the tables, and the columns that those of earlier versions lack, unless all is there."""
+    if ("endpoint",) in database.execute(database.columns, ["counted"]):
+        return
     with database.transaction():
-        for statement in (*before, *TABLES, *after):
+        if database.alone:
+            database.execute(database.alone)
+        for table, column in ADDED:
+            columns = database.execute(database.columns, [table])
+            if columns and (column,) not in columns:
+                database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
+        for statement in TABLES.read_text(encoding="utf-8").split(";"):
             database.execute(statement)

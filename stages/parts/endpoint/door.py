@@ -203,10 +203,6 @@ class Door:
             if tokens := (request.prompt_tokens or 0) + (request.output_tokens or 0):
                 use.tokens.add(tokens, now)
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.under_way)
-
     def _client(self, authorization: str) -> Client | None:
         self._read_again()
         if not self._guarded:
@@ -294,7 +290,7 @@ class _Service:
         while True:
             for request in self._log.requests():
                 self._door.note(request, time.monotonic())
-            await asyncio.sleep(BUSY_POLL_S if self._door.busy else IDLE_POLL_S)
+            await asyncio.sleep(BUSY_POLL_S if self._door.under_way else IDLE_POLL_S)
 
 
 @contextlib.contextmanager

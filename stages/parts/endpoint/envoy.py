@@ -10,34 +10,28 @@ files: after replacing one, this module waits until Envoy's statistics show that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import httpx
-import yaml
 
+from stages.parts.base import templates
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
 from stages.parts.base.program import without_secrets
 from stages.parts.base.store import write_json
-from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.clients import OWN
-from stages.parts.endpoint.door import CLIENT_HEADER, MODEL_HEADER, PRIORITY_HEADER, Door, answering, short_path
-from stages.parts.endpoint.routing import COPIES, HEALTH, OFFERED, SHARED_HEADER, Routing, names_of
-from stages.parts.endpoint.sides import MOST_BODY_BYTES, SESSION_HEADER, SIDE_HEADER, SIDES
-from stages.parts.endpoint.tls import SECRET_FILE, Tls
+from stages.parts.endpoint import access_log, clients, door, routing, sides, tls, usage
+from stages.parts.endpoint.door import Door, answering, short_path
+from stages.parts.endpoint.routing import Routing, names_of
+from stages.parts.endpoint.tls import Tls
 from stages.parts.machine.process import Contained
-from stages.parts.vllm.client import RELEASE_HEADER
-
-if TYPE_CHECKING:
-    import jinja2
+from stages.parts.vllm import client
 
 POLL_S: Final = 0.02
 START_TIMEOUT_S: Final = 30.0
@@ -59,63 +53,14 @@ COPIES_SOCKET: Final = "copies.sock"
 SHARED_SOCKET: Final = "shared.sock"
 MOST_COPIES: Final = 32
 """Copies at a time; a request beyond that is not copied. A canary that hangs holds no more, and each for no longer than
-``COPY_IDLE_S`` without a byte."""
+a minute without a byte."""
 COPY_BYTES: Final = 8 << 20
 """The longest body that is copied."""
-COPY_IDLE_S: Final = 60
 EJECTED_AFTER: Final = 5
 """Errors in a row after which a replica gets no requests for some time."""
-USAGE: Final = {
-    "model": ("model", "response.model"),
-    "prompt_tokens": ("usage.prompt_tokens", "usage.input_tokens", "response.usage.input_tokens"),
-    "output_tokens": ("usage.completion_tokens", "usage.output_tokens", "response.usage.output_tokens"),
-    "cached_tokens": (
-        *("usage.prompt_tokens_details.cached_tokens", "usage.input_tokens_details.cached_tokens"),
-        "response.usage.input_tokens_details.cached_tokens",
-    ),
-}
-"""Where an answer says what it used: that of a completion, of a response, and the end of a response's stream."""
-SHARED: Final = {
-    "admin_socket": ADMIN_SOCKET,
-    "access_log": access_log.NAME,
-    "body_bytes": 64 << 20,  # the longest prompt, and the longest answer that is not streamed, with all around them
-    "client_header": CLIENT_HEADER,
-    "clusters_file": CLUSTERS_FILE,
-    "copies": COPIES,
-    "copies_socket": COPIES_SOCKET,
-    "copy_bytes": COPY_BYTES,
-    "copy_idle_s": COPY_IDLE_S,
-    "door_socket": DOOR_SOCKET,
-    "ejected_after": EJECTED_AFTER,
-    "health": HEALTH,
-    "model_header": MODEL_HEADER,
-    "most_body_bytes": MOST_BODY_BYTES,
-    "most_copies": MOST_COPIES,
-    "names_of": names_of,
-    "offered": OFFERED,
-    "own": OWN,
-    "priority_header": PRIORITY_HEADER,
-    "release_header": RELEASE_HEADER,
-    "retry_after_s": 2,
-    "router": ROUTER,
-    "routes": ROUTES,
-    "routes_file": ROUTES_FILE,
-    "secret_file": SECRET_FILE,
-    "session_header": SESSION_HEADER,
-    "shared_header": SHARED_HEADER,
-    "shared_socket": SHARED_SOCKET,
-    "side_header": SIDE_HEADER,
-    "sides": SIDES,
-    "usage_rules": [
-        {
-            "selectors": [{"key": key} for key in place.split(".")],
-            "on_present": {"metadata_namespace": "slipway", "key": name},
-        }
-        for name, places in USAGE.items()
-        for place in places
-    ],
-}
-"""What all templates may name."""
+BODY_BYTES: Final = 64 << 20
+"""The longest prompt, and the longest answer that is not streamed, with all around them."""
+RETRY_AFTER_S: Final = 2
 
 
 class Admin:
@@ -279,22 +224,9 @@ def proxying(
 
 
 def rendered(template: str, **values: Any) -> Any:
-    """Render the document of the file that has the name of its *template*."""
-    return yaml.safe_load(_environment().get_template(f"{template}.yaml.jinja").render(values))
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=False,  # noqa: S701
-        # Every value is written as JSON, which is YAML.
-        finalize=lambda value: json.dumps(value, ensure_ascii=False),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= SHARED
-    return environment
+    """Render a document of ``templates/``, which may name the constants of this module and of those it is about."""
+    modules = (client, clients, door, routing, sides, tls, sys.modules[__name__])
+    constants = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}
+    values |= {"access_log": access_log.NAME, "names_of": names_of}
+    (document,) = templates.rendered(TEMPLATES / f"{template}.yaml.jinja", **constants, **values)
+    return document

@@ -12,14 +12,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from stages.parts.base.errors import ConfigError, SlipwayError
 from stages.parts.base.log import say
 from stages.parts.endpoint.access_log import LoggedRequest, Reading, files, leave
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
-from stages.parts.endpoint.metering import INTERVAL_S, REOPEN, import_lines
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http
+from stages.parts.endpoint.metering import REOPEN, import_lines, keep_importing
+from stages.parts.vllm.client import http, read_metrics
 from stages.parts.vllm.prometheus import read_start, read_tokens
 
 ADMIN: Final = "http://127.0.0.1:19000"
@@ -62,9 +60,8 @@ class GatewayServers:
                 del self._in_use[address]  # until a line names it again
 
     def _read(self, address: str) -> bool:
-        with contextlib.suppress(httpx.HTTPError, ValueError, OSError, SlipwayError):
-            url = f"http://{address}/metrics"
-            text = http().get(url, timeout=HEALTH_TIMEOUT_S).raise_for_status().text
+        with contextlib.suppress(ValueError, OSError, SlipwayError):
+            text = read_metrics(f"http://{address}", address)
             tokens, (model, start) = read_tokens(text), read_start(text)
             server = self._starts[address].setdefault(start, f"{address}@{start:.0f}")
             before = self._last.get(server, [])
@@ -84,17 +81,10 @@ class GatewayServers:
         return False
 
 
-def keep_importing(folder: Path, url: str, ended: threading.Event) -> str:
-    """Take in what there is every few seconds, and once more after the end. Returns why the last time failed."""
-    servers, problem, stopping = GatewayServers(folder), "", False
-    while not stopping:
-        stopping = ended.wait(INTERVAL_S)
-        servers.read()
-        former = problem
-        problem = import_lines(folder.parent, url, folder, lambda: http().post(ADMIN + REOPEN), servers.named)
-        if problem not in ("", former):
-            say(f"the usage is not taken in at the moment: {problem}")
-    return problem
+def take_in(folder: Path, url: str, servers: GatewayServers) -> str:
+    """Take in what there is. Returns why that was not possible; empty if it was."""
+    servers.read()
+    return import_lines(folder.parent, url, folder, lambda: http().post(ADMIN + REOPEN), servers.named)
 
 
 def main() -> None:
@@ -102,8 +92,9 @@ def main() -> None:
     folder, url, ended = Path(sys.argv[1]), usage_url(), threading.Event()
     if not url:
         raise ConfigError(f"{URL_VARIABLE} is not set", hint="the Secret of cluster.clients.usage_secret has it as url")
+    servers = GatewayServers(folder)
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    if problem := keep_importing(folder, url, ended):
+    if problem := keep_importing(lambda: take_in(folder, url, servers), ended):
         left = sum(path.read_bytes().count(b"\n") for path in files(folder) if path.is_file())
         say(f"{left} lines of the log, or fewer, are lost with this pod: {problem}")
 

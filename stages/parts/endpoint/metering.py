@@ -24,7 +24,7 @@ from stages.parts.endpoint.database import opened
 from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.envoy import Admin
 from stages.parts.endpoint.routing import OFFERED
-from stages.parts.vllm.client import HEALTH_TIMEOUT_S, SOCKET_EXTENSION, http, socket_of
+from stages.parts.vllm.client import SOCKET_EXTENSION, http, read_metrics, socket_of
 from stages.parts.vllm.prometheus import read_tokens
 
 INTERVAL_S: Final = 5.0
@@ -43,8 +43,8 @@ class Meter:
 
     def read(self) -> None:
         """Leave the present counts. If that fails, the next reading has them too: they only grow."""
-        with contextlib.suppress(httpx.HTTPError, ValueError, OSError, SlipwayError):
-            tokens = read_tokens(http().get(f"{self._url}/metrics", timeout=HEALTH_TIMEOUT_S).raise_for_status().text)
+        with contextlib.suppress(ValueError, OSError, SlipwayError):
+            tokens = read_tokens(read_metrics(self._url, self._release))
             if tokens == self._last:
                 return
             reading = Reading(
@@ -118,26 +118,30 @@ def import_lines(
     return ""
 
 
+def keep_importing(take_in: Callable[[], str], ended: threading.Event) -> str:
+    """Take in what there is every few seconds, and once more after the end. *take_in* returns why that was not
+    possible, if it was not; returns why the last time failed."""
+    problem, stopping = "", False
+    while not stopping:
+        stopping = ended.wait(INTERVAL_S)
+        former, problem = problem, take_in()
+        if problem not in ("", former):
+            say(f"the usage is not taken in at the moment: {problem}")
+    return problem
+
+
 class UsageImporter:
     """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
     does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files."""
 
     def __init__(self, store: ModelStore, url: str) -> None:
-        self._store, self._url, self._folder = store, url, store.path / SERVERS
-        self._reopen = functools.partial(Admin(self._folder).ask, "POST", REOPEN)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_importing, name="usage", daemon=True)
+        folder, self._stop = store.path / SERVERS, threading.Event()
+        reopen = functools.partial(Admin(folder).ask, "POST", REOPEN)
+        take_in = functools.partial(import_lines, store.root, url, folder, reopen)
+        self._thread = threading.Thread(target=keep_importing, args=(take_in, self._stop), name="usage", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Take in what there is, and end."""
         self._stop.set()
         self._thread.join(LAST_TIMEOUT_S)
-
-    def _keep_importing(self) -> None:
-        problem, stopping = "", False
-        while not stopping:
-            stopping = self._stop.wait(INTERVAL_S)
-            former, problem = problem, import_lines(self._store.root, self._url, self._folder, self._reopen)
-            if problem not in ("", former):
-                say(f"the usage is not taken in at the moment: {problem}")

@@ -39,21 +39,7 @@ GROUPS: Final = ("client", "model", "month", "release", "path", "status")
 LOCK_FILE: Final = """INSERT INTO taken (file, bytes) VALUES (?, 0)
 ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
 """Whoever else takes the same file waits until this transaction has ended."""
-UNREPORTED: Final = """WITH counts AS (
-    SELECT server, model, release, max(endpoint) AS endpoint, max(at) AS until,
-        COALESCE(max(CASE WHEN at <= since THEN at END), 0) AS began,
-        max(prompt_tokens) - COALESCE(max(CASE WHEN at <= since THEN prompt_tokens END), 0) AS prompt,
-        max(output_tokens) - COALESCE(max(CASE WHEN at <= since THEN output_tokens END), 0) AS output
-    FROM counted CROSS JOIN (SELECT CAST(? AS DOUBLE PRECISION) AS since) AS period
-    GROUP BY server, model, release HAVING max(at) > max(since)
-)
-SELECT counts.endpoint, counts.model, counts.release, counts.prompt - COALESCE(sum(requests.prompt_tokens), 0),
-    counts.output - COALESCE(sum(requests.output_tokens), 0)
-FROM counts LEFT JOIN requests ON requests.server = counts.server
-    AND requests.at + requests.duration_ms / 1000 > counts.began
-    AND requests.at + requests.duration_ms / 1000 <= counts.until
-GROUP BY counts.server, counts.endpoint, counts.model, counts.release, counts.prompt, counts.output"""
-"""For each start of a server: what it counted between two readings, less the requests that ended between them."""
+UNREPORTED: Final = Path(__file__).with_name("unreported.sql")
 
 
 Complete: TypeAlias = Callable[[LoggedRequest], LoggedRequest]
@@ -122,13 +108,7 @@ class Used(NamedTuple):
         return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
 
-def take_in(
-    database: Database,
-    folder: Path,
-    *,
-    remove: bool = False,
-    complete: Complete = unchanged,
-) -> int:
+def take_in(database: Database, folder: Path, *, remove: bool = False, complete: Complete = unchanged) -> int:
     """Take in what was written to *folder* since the last time, each request as *complete* returns it. Returns the
     number of lines. *remove* files that are finished once they were read: for whoever alone knows into which database
     they go, such as the endpoint's supervisor."""
@@ -170,10 +150,10 @@ def sums(
     groups: dict[tuple[Any, ...], list[Used]] = defaultdict(list)
     for row in rows:
         groups[tuple(getattr(row, name) for name in by)].append(row)
-    totals = []
-    for group, members in groups.items():
-        cost = sum(map(cost_of, members)) if cost_of else None
-        totals.append(_sum(dict(zip(by, group, strict=True)), members, cost))
+    totals = [
+        _sum(dict(zip(by, group, strict=True)), members, sum(map(cost_of, members)) if cost_of else None)
+        for group, members in groups.items()
+    ]
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
@@ -220,7 +200,9 @@ def _unattributed(database: Database, since: datetime) -> list[Used]:
     """Query what each start of a server has counted and no request reports. Never less than nothing: what was under way
     at the beginning of the period is reported by its request as a whole, but counted only in part."""
     rows = []
-    for endpoint, model, release, *counts in database.execute(UNREPORTED, [since.timestamp()]):
+    for endpoint, model, release, *counts in database.execute(
+        UNREPORTED.read_text(encoding="utf-8"), [since.timestamp()]
+    ):
         prompt, output = (max(0, int(count)) for count in counts)
         if prompt or output:
             rows.append(Used(endpoint, None, UNATTRIBUTED, model, release, None, None, prompt, None, output, None, 0.0))

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.templates import rendered
 from stages.parts.cluster.api import Absent
 from stages.parts.cluster.kinds import Kind, Object
 from stages.rollout.kserve.applied import AppliedObjects
 from stages.rollout.kserve.modes import mode_named
-from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, RELEASE, KServeEndpoint, manifest
+from stages.rollout.kserve.objects import AUTOSCALER, ENDPOINT, RELEASE, TEMPLATES, KServeEndpoint, manifest
 from stages.rollout.kserve.release_pods import Pods, selector
 from stages.rollout.kserve.scaler import SCALED_OBJECTS, Scaler
 from stages.rollout.kserve.scaling_targets import concurrency_of, target_of
-from stages.rollout.kserve.settings import Floor, Metric, Scaling
+from stages.rollout.kserve.settings import Metric, Scaling
 from stages.rollout.target import Replicas
 
 POD_AUTOSCALERS: Final = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
@@ -34,9 +35,6 @@ METRICS: Final[dict[Metric, tuple[str, ...]]] = {
     "ttft": ("vllm:time_to_first_token_seconds_bucket",),
 }
 SPENT: Final = "vllm:e2e_request_latency_seconds_sum"
-POLL_S: Final = 15
-FAILURES: Final = 3
-"""After that many polls without an answer from Prometheus, the number of replicas stays as it is."""
 BAD: Final = {
     "KEDA": {"Ready": "False", "HPAActive": "False", "Fallback": "True", "Paused": "True"},
     "HorizontalPodAutoscaler": {"AbleToScale": "False", "ScalingActive": "False"},
@@ -80,64 +78,22 @@ def autoscaler(
 ) -> Object:
     """Build the autoscaler of one release: a canary scales by its own load, and promoting it changes nothing about its
     pods. There are *least* replicas or, if that is None, ``scaling.minimum``."""
-    scaling = endpoint.settings.scaling
-    # At most twice the replicas, and at most one replica less, in a minute.
-    double = {"type": "Percent", "value": 100, "periodSeconds": 60}
-    one_less = {"type": "Pods", "value": 1, "periodSeconds": 60}
-    behavior = {
-        "scaleUp": {"stabilizationWindowSeconds": scaling.scale_up_window_s, "policies": [double]},
-        "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_delay_s, "policies": [one_less]},
-    }
-    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment}
-    minimum = scaling.minimum if least is None else least
-    if endpoint.scaler.name == "KEDA":
-        kind = SCALED_OBJECTS
-        floors = () if canary or least is not None else scaling.schedule
-        spec: Object = {
-            "scaleTargetRef": target,
-            "minReplicaCount": minimum,
-            "maxReplicaCount": scaling.maximum,
-            "pollingInterval": POLL_S,
-            "fallback": {
-                "failureThreshold": FAILURES,
-                "replicas": scaling.minimum,
-                "behavior": "currentReplicasIfHigher",
-            },
-            # KServe removes an autoscaler that is called like its Deployment, and KEDA refuses more than 63 characters,
-            # also in the name that it would choose itself: keda-hpa-<deployment>.
-            "advanced": {"horizontalPodAutoscalerConfig": {"name": f"keda-{deployment}", "behavior": behavior}},
-            "triggers": [
-                _trigger(endpoint, release),
-                *({"type": "cron", "metadata": _floor(floor)} for floor in floors),
-            ],
-        }
-    else:
-        kind = POD_AUTOSCALERS
-        amount = {"type": "AverageValue", "averageValue": f"{round(1000 * target_of(endpoint, release))}m"}
-        names = pod_metrics(endpoint.scaler, scaling)
-        metrics = [{"type": "Pods", "pods": {"metric": {"name": metric}, "target": amount}} for metric in names]
-        bounds = {"minReplicas": minimum, "maxReplicas": scaling.maximum}
-        spec = {"scaleTargetRef": target, **bounds, "metrics": metrics, "behavior": behavior}
+    scaling, keda = endpoint.settings.scaling, endpoint.scaler.name == "KEDA"
+    kind = SCALED_OBJECTS if keda else POD_AUTOSCALERS
+    (spec,) = rendered(
+        TEMPLATES / "autoscaler.yaml.jinja",
+        deployment=deployment,
+        scaling=scaling,
+        minimum=scaling.minimum if least is None else least,
+        target=target_of(endpoint, release),
+        prometheus=endpoint.scaler.prometheus,
+        query=load_query(endpoint, release),
+        floors=() if canary or least is not None else scaling.schedule,
+        metrics=[] if keda else pod_metrics(endpoint.scaler, scaling),
+    )
     labels = {ENDPOINT: endpoint.name, RELEASE: release}
     in_flight = {CONCURRENCY: str(concurrency_of(endpoint, release))}
     return manifest(kind, endpoint, spec, name=_name(kind, deployment), labels=labels, annotations=in_flight)
-
-
-def _floor(floor: Floor) -> Object:
-    times = floor.model_dump(include={"start", "end", "timezone"})
-    return times | {"desiredReplicas": str(floor.replicas)}
-
-
-def _trigger(endpoint: KServeEndpoint, release: str) -> Object:
-    query = {
-        "serverAddress": endpoint.scaler.prometheus,
-        "query": load_query(endpoint, release),
-        "threshold": f"{target_of(endpoint, release):g}",
-        "ignoreNullValues": "false",  # a missing value does not mean an idle release
-    }
-    # A time belongs to all replicas together, the rest to each.
-    metric_type = "Value" if endpoint.settings.scaling.metric == "ttft" else "AverageValue"
-    return {"type": "prometheus", "metricType": metric_type, "metadata": query}
 
 
 def load_query(endpoint: KServeEndpoint, release: str) -> str:

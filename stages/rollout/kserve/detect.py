@@ -21,7 +21,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CONFIG_MAPS, DEPLOYMENTS, Kind, Object
 from stages.rollout.kserve.modes import AUTO, MODES, Mode, all_modes, mode_named
-from stages.rollout.kserve.objects import ISVCS, MODEL, PART_OF, KServeEndpoint
+from stages.rollout.kserve.objects import ISVCS, MODEL, SELECTOR, KServeEndpoint
 from stages.rollout.kserve.scaler import RUNTIME, RUNTIMES, find_scaler
 from stages.rollout.kserve.settings import KServe
 
@@ -130,7 +130,7 @@ def serving_kinds() -> list[Kind]:
 
 
 def served_modes(cluster: Cluster, namespace: str | None = None) -> dict[str, dict[str, list[str]]]:
-    """List the names of the objects that serve, by model and by mode."""
+    """List the names of the objects that serve, by model and by mode; none without KServe."""
     names: dict[str, dict[str, list[str]]] = {}
     for mode, service in _services(cluster, namespace):
         if model := service["metadata"].get("annotations", {}).get(MODEL):
@@ -164,11 +164,10 @@ def in_mode(settings: KServe, mode: str | None) -> KServe:
 
 def _services(cluster: Cluster, namespace: str | None) -> Iterator[tuple[Mode, Object]]:
     """Yield our objects that serve, each with its mode."""
-    selector = ",".join(f"{name}={value}" for name, value in PART_OF.items())
     for kind in serving_kinds():
         # Most clusters have InferenceServices alone, and whoever may not see other kinds makes none.
-        with contextlib.suppress(*(() if kind == ISVCS else (Absent, AccessDenied))):
-            for service in cluster.list(kind, namespace, labels=selector)[0]:
+        with contextlib.suppress(Absent, *(() if kind == ISVCS else (AccessDenied,))):
+            for service in cluster.list(kind, namespace, labels=SELECTOR)[0]:
                 owners = (mode for mode in all_modes() if mode.services == kind and mode.owns(service))
                 if mode := next(owners, None):
                     yield mode, service

@@ -20,8 +20,8 @@ from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.base.templates import rendered
 from stages.parts.cluster.kinds import Kind, Object
-from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.endpoint.routing import OFFERED
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
@@ -36,8 +36,7 @@ ISVCS: Final = Kind("serving.kserve.io/v1beta1", "InferenceService", "inferences
 BUDGETS: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 RUNTIME_FILE: Final = Path(__file__).parents[3] / "manifests" / "kserve" / "serving-runtime.yaml"
 """Says what is the same in the container of each release."""
-SHARED: Final = "shm"
-"""The volume at ``/dev/shm`` that ``RUNTIME`` mounts. KServe merges volumes by their names."""
+TEMPLATES: Final = Path(__file__).with_name("templates")
 ENDPOINT: Final = "slipway/endpoint"
 RELEASE: Final = "slipway/release"
 REVISION: Final = "slipway/revision"
@@ -51,10 +50,8 @@ BUCKETS_S: Final = {
     "tpot": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
 }
 """vLLM's, which it has for both (``vllm/v1/metrics/buckets.py``)."""
-DOOR: Final = "slipway-door"
-"""The ConfigMap in ``manifests/kserve`` with the module that lets only ``OFFERED`` through to vLLM."""
-DOOR_MOUNT: Final = "/etc/slipway-door"
 PART_OF: Final = {"app.kubernetes.io/part-of": "slipway"}
+SELECTOR: Final = "app.kubernetes.io/part-of=slipway"
 ISVC_LABEL: Final = "serving.kserve.io/inferenceservice"
 DEPLOYMENT_MODE: Final = "serving.kserve.io/deploymentMode"
 AUTOSCALER: Final = "serving.kserve.io/autoscalerClass"
@@ -66,7 +63,6 @@ TRUSTED_KEY: Final = Path("/etc/slipway/signing/signing.pub")
 """Where the verifier has it; the file's name is the ConfigMap's key."""
 VERIFIER: Final = "verify"
 """The init container that verifies a release, and its volume."""
-VERIFIED: Final = Path("/mnt/releases")
 MOUNT: Final = Path("/mnt/models")
 """Where KServe puts a release, as ``RUNTIME`` serves it."""
 PORT: Final = 8080
@@ -80,13 +76,9 @@ LEAST_CHARACTERS: Final = HASH_CHARACTERS + 2
 LONGEST_PREDICTOR: Final = f"r9999-{'':0>{HASH_CHARACTERS}}"
 LABEL_CHARACTERS: Final = 63
 """The most in a label of DNS and in a label's value."""
-KEEP_ALIVE_S: Final = 3700
-"""Longer than a gateway keeps an idle connection (Envoy: one hour): a request that is sent as the server closes its
-connection fails."""
 PRE_STOP_S: Final = 10
 """Until no proxy sends it new requests: a pod is told to stop while it is still being removed from the Services."""
 STOP_MARGIN_S: Final = 15
-PROBE_PERIOD_S: Final = 10
 
 
 @dataclass(frozen=True)
@@ -221,18 +213,22 @@ def autoscaler_class(endpoint: KServeEndpoint) -> dict[str, str]:
     return {AUTOSCALER: "external" if endpoint.scaler.name else "none"}
 
 
+def gateway_reference(gateway: str) -> dict[str, str]:
+    """Split ``namespace/name``, or a name alone, as ``parentRefs`` of a route have it."""
+    namespace, _, name = gateway.rpartition("/")
+    return {"name": name} | ({"namespace": namespace} if namespace else {})
+
+
 def route_spec(endpoint: KServeEndpoint, gateway: str, hostname: str, backends: list[Object]) -> Object:
     """Build the specification of an HTTPRoute: what clients reach at *gateway* (``namespace/name``), and where it
     leads."""
-    namespace, _, called = gateway.rpartition("/")
-    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": called}
     rule = {
         "matches": [{"path": {"type": "Exact", "value": path}, "method": method} for path, method in OFFERED.items()],
         "backendRefs": backends,
         "timeouts": {"request": f"{endpoint.settings.timeout_s}s"},
     }
     return {
-        "parentRefs": [parent | ({"namespace": namespace} if namespace else {})],
+        "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway"} | gateway_reference(gateway)],
         "hostnames": [hostname],
         "rules": [rule],
     }
@@ -248,68 +244,26 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
     and spreads them, and refuses the fields for it."""
     settings = endpoint.settings
     gpus = endpoint.serving_of(release).tensor_parallel_size if settings.gpu else 0
-    pods: Object = {"automountServiceAccountToken": False}
-    # In place of KServe's or the runtime's own: GPUs of one server talk through it, the more of them the more.
-    shared = {"medium": "Memory", "sizeLimit": f"{math.ceil(shared_bytes(gpus) / GIB)}Gi"}
-    # Without the module vLLM says so in its log; without a volume no log would.
-    door = {"name": DOOR, "configMap": {"name": DOOR, "optional": True}}
-    pods["volumes"] = [{"name": SHARED, "emptyDir": shared}, door]
-    if endpoint.serving.signing != "off":
-        pods["initContainers"] = [_verifier(endpoint, release)]
-        # Without the ConfigMap the verifier starts all the same, and says what is missing.
-        pods["volumes"] += [
-            {"name": VERIFIER, "persistentVolumeClaim": {"claimName": settings.claim}},
-            {"name": SIGNING, "configMap": {"name": SIGNING, "optional": True}},
-        ]
-    if slo := MeasuredWith.of(endpoint.store.releases / release).slo:
-        pods["annotations"] = {
-            LATENCY_TARGETS[name]: str(
-                next((bound for bound in bounds if bound >= getattr(slo, f"{name}_ms") / 1000), "+Inf")
-            )
-            for name, bounds in BUCKETS_S.items()
-        }
-    if settings.node_selector:
-        pods["nodeSelector"] = dict(settings.node_selector)
-    tolerations = settings.tolerations
-    if spot := settings.spot:
-        tolerations += spot.tolerations
-        elsewhere = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in spot.selector.items()]
-        preferred = [{"weight": 100, "preference": {"matchExpressions": elsewhere}}]
-        pods["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-    if tolerations:
-        pods["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in tolerations]
-    if drained:
-        pods["terminationGracePeriodSeconds"] = PRE_STOP_S + drain_s(settings) + STOP_MARGIN_S
-        pods["topologySpreadConstraints"] = [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {ENDPOINT: endpoint.name, RELEASE: release}},
-            }
-        ]
-    return pods
-
-
-def _verifier(endpoint: KServeEndpoint, release: str) -> Object:
-    """Build the container that ends before vLLM starts; with an error, so that it never does, if *release* may not be
-    served."""
-    place = VERIFIED / release
-    policy = {"signing": endpoint.serving.signing, "verification_key": str(TRUSTED_KEY)}
-    subpath = f"{directory_name(endpoint.store.model)}/releases/{release}"
-    return {
-        "name": VERIFIER,
-        "image": endpoint.settings.verifier_image,
-        "command": ["python", "-m", "stages.verify"],
-        "args": ["--model", endpoint.store.model, "--release", str(place), "--serving", json.dumps(policy)],
-        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": runtime()["securityContext"],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": VERIFIER, "mountPath": str(place), "subPath": subpath, "readOnly": True},
-            {"name": SIGNING, "mountPath": str(TRUSTED_KEY.parent), "readOnly": True},
-        ],
-    }
+    tolerations = settings.tolerations + (settings.spot.tolerations if settings.spot else ())
+    (pods,) = rendered(
+        TEMPLATES / "pods.yaml.jinja",
+        endpoint=endpoint,
+        settings=settings,
+        release=release,
+        drained=drained,
+        shared_gib=math.ceil(shared_bytes(gpus) / GIB),
+        subpath=f"{directory_name(endpoint.store.model)}/releases/{release}",
+        policy=json.dumps({"signing": endpoint.serving.signing, "verification_key": str(TRUSTED_KEY)}),
+        signing=SIGNING,
+        key_folder=str(TRUSTED_KEY.parent),
+        security_context=runtime()["securityContext"],
+        slo=MeasuredWith.of(endpoint.store.releases / release).slo,
+        latency_targets=LATENCY_TARGETS,
+        buckets_s=BUCKETS_S,
+        tolerations=[toleration.model_dump(exclude_none=True) for toleration in tolerations],
+        grace_s=PRE_STOP_S + drain_s(settings) + STOP_MARGIN_S,
+    )
+    return dict(pods)
 
 
 @functools.cache
@@ -333,30 +287,21 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
     for vLLM can't be passed through KServe."""
     settings, serving = endpoint.settings, endpoint.serving_of(release)
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
-    resources: Object = {"requests": {"cpu": settings.cpu, "memory": memory}, "limits": {"memory": memory}}
-    if settings.gpu:
-        resources["requests"][settings.gpu] = resources["limits"][settings.gpu] = str(serving.tensor_parallel_size)
-    # Unlike KServe's own runtime, not /v1/models: with an API key it answers 401.
-    health = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5}
-    # The Secret of the rollout's own ``SLIPWAY_API_KEY``; without it the endpoint needs no key.
-    secret = {"secretKeyRef": {"name": API_SECRET, "key": API_SECRET_KEY, "optional": True}}
-    server: Object = {
-        "image": endpoint.image_of(release),
-        "args": _arguments(endpoint, release, port),
-        "env": [
-            {"name": API_KEY_VARIABLE.replace("SLIPWAY", "VLLM"), "valueFrom": secret},
-            {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
-        ],
-        "workingDir": DOOR_MOUNT,
-        "volumeMounts": [{"name": DOOR, "mountPath": DOOR_MOUNT, "readOnly": True}],
-        "resources": resources,
-        "startupProbe": health | {"failureThreshold": math.ceil(serving.startup_timeout_s / PROBE_PERIOD_S)},
-        "readinessProbe": health | {"failureThreshold": 2},
-        "livenessProbe": health | {"failureThreshold": 6},
-    }
-    if drained:
-        server["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}}
-    return server
+    gpus = {settings.gpu: str(serving.tensor_parallel_size)} if settings.gpu else {}
+    (server,) = rendered(
+        TEMPLATES / "server.yaml.jinja",
+        image=endpoint.image_of(release),
+        arguments=_arguments(endpoint, release, port),
+        port=port,
+        secret=API_SECRET,
+        secret_key=API_SECRET_KEY,
+        cpu=settings.cpu,
+        limits={"memory": memory} | gpus,
+        startup_timeout_s=serving.startup_timeout_s,
+        drained=drained,
+        pre_stop_s=PRE_STOP_S,
+    )
+    return dict(server)
 
 
 def _memory_bytes(endpoint: KServeEndpoint, release: str) -> int:

@@ -72,11 +72,16 @@ class Toleration(Settings):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
-class SpotNodes(Settings):
-    """Cheap nodes that may disappear."""
+class Nodes(Settings):
+    """Which nodes a pod may run on: their labels, and the taints that it tolerates."""
 
     selector: dict[str, str] = Field(default={})
     tolerations: tuple[Toleration, ...] = ()
+
+
+class SpotNodes(Nodes):
+    """Cheap nodes that may disappear."""
+
     notice_s: Positive = 30
     """The time from the notice to the end of a node, as far as pods get it."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cluster.manifests import for_kserve
+from pipeline.cluster.manifests import of_folder
 from pipeline.settings.config import RunConfig, load
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments
@@ -54,7 +54,7 @@ def there(server: KubernetesServer, cluster: Cluster, platform: RunConfig) -> Cl
 def installed(server: KubernetesServer, config: RunConfig) -> KubernetesServer:
     server.put(workflow_template(config))
     with_kserve(server)
-    for body in for_kserve(config.platform.namespace):
+    for body in of_folder("kserve", config.platform.namespace):
         server.put(body)
     return server
 

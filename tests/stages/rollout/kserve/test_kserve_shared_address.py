@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cluster.gateway import ROUTE
 from pipeline.cluster.manifests import EXAMPLE, documents_of
 from pipeline.settings.config import load
 from stages.parts.base.errors import ConfigError, NotInstalled
@@ -90,7 +89,8 @@ def test_the_models_own_policies_do_not_take_the_key_at_the_shared_address(tmp_p
         body["metadata"]["name"]: body["spec"] for body in documents_of(config) if body["kind"] == "SecurityPolicy"
     }
     shared, own = policies["slipway-shared-address"], policies["slipway-endpoints"]
-    assert shared["targetSelectors"] == [ROUTE | {"matchLabels": SHARED}]
+    routes = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute"}
+    assert shared["targetSelectors"] == [routes | {"matchLabels": SHARED}]
     assert shared["apiKeyAuth"]["credentialRefs"] == own["apiKeyAuth"]["credentialRefs"]
     assert "sanitize" not in shared["apiKeyAuth"]
     assert own["apiKeyAuth"]["sanitize"] is True

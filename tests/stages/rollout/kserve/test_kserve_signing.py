@@ -18,7 +18,7 @@ from stages.parts.base.store import ModelStore
 from stages.parts.cluster.kinds import Object
 from stages.parts.releases.signing import SIGNATURE, sign
 from stages.rollout.kserve.modes import MODES, mode_named
-from stages.rollout.kserve.objects import SIGNING, TRUSTED_KEY, VERIFIED, VERIFIER, KServeEndpoint
+from stages.rollout.kserve.objects import SIGNING, TRUSTED_KEY, VERIFIER, KServeEndpoint
 from stages.rollout.kserve.release_pods import _failure
 from tests.serving import MODEL, REPOSITORY, publish, stand_in_variant
 from tests.stages.parts.releases.test_signing import key_pair
@@ -86,7 +86,7 @@ def test_the_release_that_is_verified_is_the_one_that_is_served(tmp_path: Path, 
     (container,) = pods["initContainers"]
     assert container["image"] == load(chosen={"platform": "gke"}).platform.image_of("serve")
     verified, key = container["volumeMounts"]
-    assert (verified["mountPath"], verified["readOnly"]) == (f"{VERIFIED}/{release}", True)
+    assert (verified["mountPath"], verified["readOnly"]) == (f"/mnt/releases/{release}", True)
     assert verified["subPath"] == f"org--name/releases/{release}"
     volumes = {each["name"]: each for each in pods["volumes"]}
     assert volumes[verified["name"]]["persistentVolumeClaim"]["claimName"] == "slipway-models"
