@@ -17,7 +17,7 @@ from stages.parts.base.log import say
 
 if TYPE_CHECKING:
     from stages.parts.records.drills import Drill
-    from stages.rollout.pressure import Scene
+    from stages.rollout.scene import Scene
 
 DRILLS: Final = {
     "load": "Send twice the peak.\n\nFails if requests are lost, or clearly fewer answered than at the peak.",
@@ -57,8 +57,7 @@ class DrillOptions(VolumeOptions):
         from stages.parts.base.workload import Workload
         from stages.parts.records.rollout import LOCAL
         from stages.parts.releases.pinned import MeasuredWith
-        from stages.rollout.drills import served
-        from stages.rollout.pressure import Scene
+        from stages.rollout.scene import Scene, served
 
         settings, store = self.load(workload=self.workload), self.of_model(model)
         target, fields = target_of_endpoint(settings, store, model), settings.workload.model_dump()
@@ -71,11 +70,11 @@ class DrillOptions(VolumeOptions):
 
 def _add(name: str, text: str) -> None:
     def command(model: ServedModelArgument, *, options: DrillOptions) -> Printout:
-        from stages.rollout.pressure import BY_NAME
+        from stages.rollout.drills import BY_NAME
 
         scene = options.scene(model)
         if name == "all":
-            scene.peak()  # without which most of them are not possible
+            _ = scene.peak  # without which most of them are not possible
         return _printout(scene, BY_NAME if name == "all" else {name: BY_NAME[name]})
 
     command.__doc__ = text

@@ -9,38 +9,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, TransientError
+from stages.parts.base.errors import ConfigError, Conflict, TransientError
 from stages.parts.base.log import say
-from stages.parts.base.store import ModelStore
-from stages.parts.base.workload import Workload
 from stages.parts.records.drills import Drill
-from stages.rollout.drills import SteadyLoad, access_to, answers, clients, p95_ms, seconds_until, steady
-from stages.rollout.target import Replicas, Target
+from stages.rollout.scene import Scene, SteadyLoad, answers, p95_ms, seconds_until
+from stages.rollout.target import Replicas
 
 POLL_S: Final = 1.0
+LIMIT_S: Final = 900.0
+"""For the way up and for the way back, each: a node may have to be added, and a model loads for minutes."""
+LASTING_S: Final = (5.0, 30.0)
+"""How long the load goes on once the replicas are ready, and how long those that stay at the end are watched: of a
+short drill, and of another one."""
 EXCESS: Final = 1.25
 """A HorizontalPodAutoscaler accepts a load of up to 1.1 times what its replicas should have."""
 PAUSE_S: Final = 1.0
 """The pause of the one client that stays, between its requests."""
 
 
-@dataclass(frozen=True)
-class ScaleLimits:
-    """How far the drill goes."""
-
-    limit_s: float = 900.0
-    """For the way up and for the way back, each: a node may have to be added, and a model loads for minutes."""
-    seconds: float = 30.0
-    """How long the load goes on once the replicas are ready, and how long those that stay at the end are watched."""
-    down: bool = False
-    """Whether to wait until they are gone again."""
-
-
-def drill_scale(store: ModelStore, target: Target, workload: Workload, limits: ScaleLimits, *, via: str = "") -> Drill:
-    """Ask for more than the replicas of the stable release can take, until more are ready; *via*: see ``Access``.
+def drill_scale(scene: Scene) -> Drill:
+    """Ask for more than the replicas of the stable release can take, until more are ready; then, unless the drill is
+    *short*, until they are gone again.
 
     Raises:
         ConfigError, NotInstalled: nothing scales there, and why.
@@ -49,22 +40,20 @@ def drill_scale(store: ModelStore, target: Target, workload: Workload, limits: S
         TransientError: clients need all replicas as it is.
         DrillFailed: no request is answered.
     """
-    release, before = _scaled(store, target)
+    before = _scaled(scene)
     goal, users = load_for(before)
     say(f"{users} requests in flight, where {before.running} × {before.concurrency} should be")
     started = time.monotonic()
-    with clients(store, target, workload, users, via) as load:
-        up = _scale_up(target, release, goal, load, started, limits)
+    with scene.clients(users) as load:
+        up = _scale_up(scene, goal, load, started)
     replies, down = load.replies(), dict[str, Any]()
-    if limits.down and up["ready_s"] is not None:
-        with steady(access_to(store, target.client_url(), via), workload, 1, pause_s=PAUSE_S) as client:
-            down = _scale_down(target, release, before, limits)
+    if not scene.short and up["ready_s"] is not None:
+        with scene.steady(1, pause_s=PAUSE_S) as client:
+            down = _scale_down(scene, before)
         replies += client.replies()
     figures: dict[str, Any] = {"replicas": before.running, "goal": goal, "concurrency": users, **up, **down}
-    figures |= {"minimum": before.minimum, "maximum": before.maximum, "limit_s": limits.limit_s}
-    answered = answers(replies)
-    failures = tuple(answered.failures() + failures_of(figures))
-    return Drill(release=release, answers=answered, figures=figures, failures=failures)
+    figures |= {"minimum": before.minimum, "maximum": before.maximum, "limit_s": LIMIT_S}
+    return scene.ended(replies, answers(replies).failures() + failures_of(figures), **figures)
 
 
 def failures_of(figures: Mapping[str, Any]) -> list[str]:
@@ -90,40 +79,37 @@ def load_for(present: Replicas) -> tuple[int, int]:
     return min(present.maximum, math.ceil(users / present.concurrency)), users
 
 
-def _scaled(store: ModelStore, target: Target) -> tuple[str, Replicas]:
-    """Find the release to drill, and its replicas now; raises as ``drill_scale``."""
-    split = target.split()
-    if split.stable is None:
-        raise NothingToServe(f"{store.model} is not being served", hint=f"slipway rollout start {store.model}")
-    if split.canary is not None:
+def _scaled(scene: Scene) -> Replicas:
+    """Count the replicas of the release to drill; raises as ``drill_scale``."""
+    release = scene.release
+    if canary := scene.target.split().canary:
         raise Conflict(
-            f"{split.canary} is being tried, and gets a part of the load", hint=f"slipway rollout status {store.model}"
+            f"{canary} is being tried, and gets a part of the load", hint=f"slipway rollout status {scene.store.model}"
         )
-    present = target.replicas(split.stable)
+    present = scene.target.replicas(release)
     if present.minimum == present.maximum:
         raise ConfigError(
-            f"{split.stable} has {present.minimum} replicas under any load: its minimum is its maximum",
+            f"{release} has {present.minimum} replicas under any load: its minimum is its maximum",
             hint="raise kserve.scaling.maximum; slipway rollout start applies it",
         )
     if present.running >= present.maximum:
         raise TransientError(
-            f"{split.stable} has all of its {present.maximum} replicas already, so that none can be added",
+            f"{release} has all of its {present.maximum} replicas already, so that none can be added",
             hint="try again under less load, or raise kserve.scaling.maximum",
         )
-    return split.stable, present
+    return present
 
 
-def _scale_up(
-    target: Target, release: str, goal: int, load: SteadyLoad, started: float, limits: ScaleLimits
-) -> dict[str, Any]:
-    wanted_s = seconds_until(lambda: target.replicas(release).running >= goal, started, limits.limit_s, POLL_S)
+def _scale_up(scene: Scene, goal: int, load: SteadyLoad, started: float) -> dict[str, Any]:
+    target, release, lasting_s = scene.target, scene.release, scene.lasting(*LASTING_S)
+    wanted_s = seconds_until(lambda: target.replicas(release).running >= goal, started, LIMIT_S, POLL_S)
     ready_s = None
     if wanted_s is not None:
         say(f"{goal} replicas are asked for after {wanted_s:.1f} s")
-        ready_s = seconds_until(lambda: target.replicas(release).ready >= goal, started, limits.limit_s, POLL_S)
+        ready_s = seconds_until(lambda: target.replicas(release).ready >= goal, started, LIMIT_S, POLL_S)
     if ready_s is not None:
-        say(f"ready after {ready_s:.1f} s; the load goes on for {limits.seconds:g} s")
-        time.sleep(limits.seconds)
+        say(f"ready after {ready_s:.1f} s; the load goes on for {lasting_s:g} s")
+        time.sleep(lasting_s)
     ready = math.inf if ready_s is None else started + ready_s
     good = [reply for reply in load.replies() if not reply.error]
     return {
@@ -135,19 +121,19 @@ def _scale_up(
     }
 
 
-def _scale_down(target: Target, release: str, before: Replicas, limits: ScaleLimits) -> dict[str, Any]:
-    counts = [target.replicas(release).running]
+def _scale_down(scene: Scene, before: Replicas) -> dict[str, Any]:
+    counts = [scene.target.replicas(scene.release).running]
 
     def left() -> int:
-        counts.append(target.replicas(release).running)
+        counts.append(scene.target.replicas(scene.release).running)
         return counts[-1]
 
     ended = time.monotonic()
-    first_s = seconds_until(lambda: left() < counts[0], ended, limits.limit_s, POLL_S)
+    first_s = seconds_until(lambda: left() < counts[0], ended, LIMIT_S, POLL_S)
     if first_s is not None:
         say(f"a replica is taken away {first_s:.1f} s after the load")
-    back_s = seconds_until(lambda: left() <= before.running, ended, limits.limit_s, POLL_S)
+    back_s = seconds_until(lambda: left() <= before.running, ended, LIMIT_S, POLL_S)
     if back_s is not None:
         say(f"{before.running} are left after {back_s:.1f} s")
-        seconds_until(lambda: left() < before.minimum, time.monotonic(), limits.seconds, POLL_S)
+        seconds_until(lambda: left() < before.minimum, time.monotonic(), scene.lasting(*LASTING_S), POLL_S)
     return {"first_s": first_s, "back_s": back_s, "fewest": min(counts)}

@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 
 from scoring.watch import USERS
-from stages.parts.base.errors import NothingToServe, ServerFailed, TransientError
+from stages.parts.base.errors import ServerFailed, TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import serving_here
@@ -26,8 +26,8 @@ from stages.parts.releases.pinned import MeasuredWith
 from stages.parts.vllm.client import Access, engine_version, longest_request
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.commands import roll_back
-from stages.rollout.drills import access_to
 from stages.rollout.observation import agreement
+from stages.rollout.scene import access_to, served
 from stages.rollout.slices import Timing, send_pairs
 from stages.rollout.target import Target
 
@@ -49,12 +49,10 @@ def look(store: ModelStore, target: Target, via: str = "") -> Look | None:
         NothingToServe: nothing is served.
         TransientError, ServerFailed: the platform does not say what is served.
     """
-    split, at = target.split(), datetime.now(UTC)
-    if split.stable is None:
-        raise NothingToServe(f"{store.model} is not being served", hint=f"slipway serve {store.model}")
-    if split.canary or under_way(store):
+    release, at = served(store, target), datetime.now(UTC)
+    if target.split().canary or under_way(store):
         return None
-    release, access, serving = split.stable, access_to(store, target.client_url(), via), target.serving_of(split.stable)
+    access, serving = access_to(store, target.client_url(), via), target.serving_of(release)
     since = max((move.ended_at for move in releases.history(store) if move.result == "promoted"), default=None)
     former, before = seen(store).of(release, since), _counters(target, release)
     outside, inside, clients, clients_failed = _outside(store, target, before), [], 0, 0

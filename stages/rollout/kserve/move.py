@@ -21,13 +21,13 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.records.drills import Answers
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.drills import SteadyLoad, access_to, answers, seconds_until
 from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
 from stages.rollout.observation import responds
 from stages.rollout.resume import SCHEDULED_S, another_under_way
+from stages.rollout.scene import SteadyLoad, access_to, answers, seconds_until
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CLIENTS, PAUSE_S = 16, 8, 2, 1.0
 """The load: enough requests to notice a gap of a second or two, few enough that servers which share a processor's
