@@ -147,7 +147,7 @@ def all_runs(cluster: Cluster) -> list[ClusterRun]:
     try:
         workflows, _ = cluster.list(WORKFLOWS)
     except Absent:
-        cluster.kind(WORKFLOWS.api_version, WORKFLOWS.name)
+        cluster.require(WORKFLOWS)
         raise
     ours = [workflow for workflow in workflows if workflow["spec"].get("workflowTemplateRef", {}).get("name") == NAME]
     ours.sort(key=lambda workflow: (workflow["metadata"]["creationTimestamp"], workflow["metadata"]["name"]))

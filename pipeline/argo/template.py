@@ -42,7 +42,7 @@ def read(cluster: Cluster, name: str) -> Object:
     try:
         return cluster.get(TEMPLATES, name)
     except Absent as error:
-        cluster.kind(TEMPLATES.api_version, TEMPLATES.name)  # raises if Argo itself is missing
+        cluster.require(TEMPLATES)
         raise NotInstalled(
             f"the template {name} is not installed in namespace {cluster.namespace}",
             hint="slipway install --platform NAME",

@@ -66,7 +66,7 @@ def _hint(cluster: Cluster, settings: KServe) -> str:
 
 def _keda(cluster: Cluster, settings: KServe, prometheus: str, span: str) -> Finding:
     try:
-        cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)
+        cluster.require(SCALED_OBJECTS)
     except NotInstalled as error:
         return missing(f"kserve.prometheus, but {error}", "install KEDA 2, or leave kserve.prometheus empty")
     if not answer(cluster, KEDA_METRICS):

@@ -64,10 +64,10 @@ def drill_long_context(scene: Scene) -> Drill:
     """Keep a request of the maximum length beside short ones."""
     before, access, seconds = scene.before(), scene.access, scene.lasting(6, 30)
     context, users = longest_request(access), min(scene.workload.concurrency, USERS)
-    answer, replies = {"output_tokens": SHORT_TOKENS}, []
+    replies = []
     for beside in (0, 1):
-        short = SteadyLoad(access, concurrency=users, prompt_tokens=SHORT_TOKENS, **answer)
-        with short, SteadyLoad(access, concurrency=beside, prompt_tokens=context - SHORT_TOKENS, **answer) as longest:
+        short = SteadyLoad(access, users, (SHORT_TOKENS, SHORT_TOKENS))
+        with short, SteadyLoad(access, beside, (context - SHORT_TOKENS, SHORT_TOKENS)) as longest:
             time.sleep(seconds)
         replies.append(short.replies())
     alone, during, (long_ttft_ms, _) = times_of(replies[0]), times_of(replies[1]), times_of(longest.replies())
@@ -85,7 +85,7 @@ def drill_kv_full(scene: Scene) -> Drill:
     output, until = min(context // 4, GROWING_TOKENS), time.monotonic() + scene.lasting(16, 120)
     with contextlib.ExitStack() as standing, contextlib.ExitStack() as ending:
         while fullest < FULL and time.monotonic() < until and USERS * len(loads) < MOST_USERS:
-            load = SteadyLoad(access, concurrency=USERS, prompt_tokens=context - output, output_tokens=output)
+            load = SteadyLoad(access, USERS, (context - output, output))
             loads.append(standing.enter_context(load))
             ending.callback(load.ask_no_more)  # of all, before the first is waited for
             time.sleep(FILLING_S)

@@ -48,7 +48,7 @@ def drill_scale(scene: Scene) -> Drill:
         up = _scale_up(scene, goal, load, started)
     replies, down = load.replies(), dict[str, Any]()
     if not scene.short and up["ready_s"] is not None:
-        with scene.steady(1, pause_s=PAUSE_S) as client:
+        with scene.steady(1, PAUSE_S) as client:
             down = _scale_down(scene, before)
         replies += client.replies()
     figures: dict[str, Any] = {"replicas": before.running, "goal": goal, "concurrency": users, **up, **down}

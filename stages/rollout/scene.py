@@ -52,17 +52,16 @@ Times = tuple[float | None, float | None]
 
 
 class SteadyLoad:
-    """Keeps *concurrency* requests in flight while its block runs; at the end each is allowed to finish. Fewer are in
-    flight if users pause for *pause_s* between an answer and the next request."""
+    """Keeps a request of each of its *users* in flight while its block runs; at the end each is allowed to finish.
 
-    def __init__(
-        self, access: Access, *, concurrency: int, prompt_tokens: int, output_tokens: int, pause_s: float = 0.0
-    ) -> None:
-        self._access, self._pause_s = access, pause_s
-        self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
+    Fewer are in flight if users pause for *pause_s* between an answer and the next request. *lengths* are the tokens
+    of prompts and answers."""
+
+    def __init__(self, access: Access, users: int, lengths: tuple[int, int], pause_s: float = 0.0) -> None:
+        self._access, self._lengths, self._pause_s = access, lengths, pause_s
         self._ending = threading.Event()
         self._replies: list[Reply] = []
-        self._users = [threading.Thread(target=self._keep_asking, args=(n,)) for n in range(concurrency)]
+        self._users = [threading.Thread(target=self._keep_asking, args=(n,)) for n in range(users)]
 
     def replies(self) -> list[Reply]:
         """List the outcomes of all requests that have ended so far."""
@@ -85,13 +84,13 @@ class SteadyLoad:
             user.join()
 
     def _keep_asking(self, user: int) -> None:
-        draw = random.Random(user)
+        draw, (prompt_tokens, output_tokens) = random.Random(user), self._lengths
         with httpx.Client(
             trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=trusting(self._access.certificate)
         ) as client:
             while not self._ending.is_set():
-                prompt = draw.choices(VOCABULARY, k=self._prompt_tokens)
-                reply = stream_completion(client, self._access, prompt, self._output_tokens)
+                prompt = draw.choices(VOCABULARY, k=prompt_tokens)
+                reply = stream_completion(client, self._access, prompt, output_tokens)
                 self._replies.append(reply)
                 self._ending.wait(max(self._pause_s, PAUSE_AFTER_FAILURE_S if reply.error else 0.0))
 
@@ -159,10 +158,9 @@ class Scene:
                 count += process.num_fds()
         return count
 
-    def steady(self, users: int, *, pause_s: float = 0.0) -> SteadyLoad:
+    def steady(self, users: int, pause_s: float = 0.0) -> SteadyLoad:
         """Make a steady load of the workload's requests."""
-        prompt, output = self.lengths
-        return SteadyLoad(self.access, concurrency=users, prompt_tokens=prompt, output_tokens=output, pause_s=pause_s)
+        return SteadyLoad(self.access, users, self.lengths, pause_s)
 
     @contextlib.contextmanager
     def clients(self, users: int) -> Iterator[SteadyLoad]:

@@ -13,7 +13,7 @@ import pytest
 
 from stages.parts.base.store import ModelStore
 from stages.parts.records.drills import Drill, drilled
-from stages.rollout.pressure import BY_NAME
+from stages.rollout.drills import BY_NAME
 from tests.serving import DEMO, MODEL, ROLLOUT, SERVING, environment, publish, stage, variant_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -34,8 +34,8 @@ from stages.parts.records.rollout import Counters, Journal, read_journal
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import PROBES, current_release
 from stages.parts.vllm.client import Access
-from stages.rollout.drills import SteadyLoad, answers
 from stages.rollout.one_machine import OneMachine
+from stages.rollout.scene import SteadyLoad, answers
 from tests.end_to_end.command_line import (
     API_KEY,
     CONFIG,
@@ -111,7 +111,7 @@ def moving(store: ModelStore) -> bool:
 
 def clients(pipeline: Pipeline, users: int, pause_s: float = 0.0) -> SteadyLoad:
     access = Access(existing(pipeline.store).url, MODEL, API_KEY)
-    return SteadyLoad(access, concurrency=users, prompt_tokens=16, output_tokens=16, pause_s=pause_s)
+    return SteadyLoad(access, users, (16, 16), pause_s)
 
 
 def existing(store: ModelStore) -> Endpoint:

@@ -134,6 +134,10 @@ class Cluster:
                 hint=f"install {PROVIDERS[group]}" if group in PROVIDERS else "",
             ) from None
 
+    def require(self, kind: Kind) -> None:
+        """Raise NotInstalled, with what to install, if the cluster does not have this kind of objects."""
+        self.kind(kind.api_version, kind.name)
+
     def listable(self) -> tuple[Kind, ...]:
         """Every kind of objects that can be listed in a namespace, each in the version that the cluster prefers."""
         groups = self.request("GET", "/apis")["groups"]

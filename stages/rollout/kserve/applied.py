@@ -27,6 +27,7 @@ BAD: Final = ("RolledBack", "GaveUp")
 """The reasons of events that are warnings."""
 LONGEST_NOTE: Final = 1024
 """In bytes; the API refuses a longer one."""
+POLL_S: Final = 0.5
 HTTP_ROUTES: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 
 
@@ -36,7 +37,6 @@ class AppliedObjects:
 
     cluster: Cluster
     endpoint: KServeEndpoint
-    poll_s: float
 
     def ours(self, kind: Kind = ISVCS, name: str = "") -> Object | None:
         """Read what serves under *name*, by default the endpoint's; raise Conflict if it is not ours."""
@@ -100,7 +100,7 @@ class AppliedObjects:
     def wait_until(self, lacking: Callable[[], str], change: str) -> None:
         """Wait until nothing is *lacking* any more for a *change* to be in force, for at most ``in_force_s``."""
         limit_s = self.endpoint.settings.in_force_s
-        if why := still_lacking(lacking, limit_s, self.poll_s):
+        if why := still_lacking(lacking, limit_s):
             raise TransientError(
                 f"{change} was not in force within {limit_s} s: {why}",
                 hint=f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute",
@@ -145,11 +145,11 @@ def event(regarding: Object, reason: str, note: str) -> Object:
     }
 
 
-def still_lacking(lacking: Callable[[], str], limit_s: float, poll_s: float) -> str:
+def still_lacking(lacking: Callable[[], str], limit_s: float) -> str:
     """Wait until nothing is *lacking* any more. Returns what still is after *limit_s*, if anything."""
     deadline = time.monotonic() + limit_s
     while (why := lacking()) and time.monotonic() <= deadline:
-        time.sleep(poll_s)
+        time.sleep(POLL_S)
     return why
 
 

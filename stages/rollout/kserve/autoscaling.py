@@ -154,7 +154,7 @@ class Autoscalers:
         """Apply an autoscaler in the place of one of the other kind."""
         kinds = {SCALED_OBJECTS: POD_AUTOSCALERS, POD_AUTOSCALERS: SCALED_OBJECTS}
         kind = next(kind for kind in kinds if kind.name == body["kind"])
-        self._cluster.kind(kind.api_version, kind.name)  # raises with what to install
+        self._cluster.require(kind)
         self._objects.remove(kinds[kind], _name(kinds[kind], body["spec"]["scaleTargetRef"]["name"]))
         self._cluster.apply(kind, body, force=True)
 
@@ -198,7 +198,7 @@ class Autoscalers:
             )
         scaled = self.find(deployment)
         if scaled is None:
-            self._cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)  # raises with what to install
+            self._cluster.require(SCALED_OBJECTS)
             raise ConfigError(
                 f"nothing scales {release}: there is no {self._scaler.name} of {deployment}",
                 hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now",

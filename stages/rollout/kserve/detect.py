@@ -32,7 +32,6 @@ NAMESPACE: Final = "kserve"
 CONFIG: Final = "inferenceservice-config"
 CONTROLLER: Final = "kserve-controller-manager"
 CRD: Final = f"{ISVCS.plural}.{ISVCS.group}"
-POLL_S: Final = 0.5
 SET_MODE: Final = f"set kserve.mode to one of {', '.join(MODES)}"
 """A hint."""
 MOVE: Final = "to move it: slipway rollout move, see docs/rollout.md"
@@ -93,10 +92,6 @@ class Setup:
             return version_of(self.cluster.get(DEPLOYMENTS, CONTROLLER, NAMESPACE))
         return None
 
-    def require(self, kind: Kind) -> None:
-        """Raise NotInstalled if the cluster does not have this kind of objects."""
-        self.cluster.kind(kind.api_version, kind.name)
-
     def chosen(self) -> Mode:
         """Choose the mode that is set or, with ``auto``, the first that suits the cluster."""
         if self.settings.mode != AUTO:
@@ -111,7 +106,7 @@ def detect(cluster: Cluster, settings: KServe) -> Installation:
     """Find out how traffic is split on *cluster*. Raises NotInstalled if it has no KServe, or lacks what the mode
     needs; ConfigError if the mode can't work there: why, and what to do."""
     setup = Setup(cluster, settings)
-    setup.require(ISVCS)
+    cluster.require(ISVCS)
     mode = setup.chosen()
     mode.check(setup)
     return as_configured(mode.name, settings, setup.ingress)
@@ -187,23 +182,19 @@ def version_of(controller: Object) -> tuple[int, int] | None:
     return next(((int(match[1]), int(match[2])) for match in numbers if match), None)
 
 
-def target_on(
-    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
-) -> KServeTarget:
+def target_on(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe) -> KServeTarget:
     """Make the target on *cluster*: in the mode that serves the model already, otherwise in that of its KServe. Raises
     as ``stages.rollout.target.connect``."""
-    cluster.kind(ISVCS.api_version, ISVCS.name)
+    cluster.require(ISVCS)
     served = kept_mode(cluster, store.model, settings.mode)
     if served and settings.mode == AUTO:
         with contextlib.suppress(ConfigError, NotInstalled):  # what KServe would choose today need not work
             if (default := Setup(cluster, settings).chosen().name) != served:
                 say(f"rollout: {store.model} stays in mode {served}; KServe's is now {default}: {MOVE}")
-    return target_in(cluster, store, serving, in_mode(settings, served), poll_s=poll_s)
+    return target_in(cluster, store, serving, in_mode(settings, served))
 
 
-def target_in(
-    cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, *, poll_s: float = POLL_S
-) -> KServeTarget:
+def target_in(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe) -> KServeTarget:
     """Make the target in the mode of *settings*, whatever serves the model now; raises as ``target_on``."""
     installation = detect(cluster, settings)
     mode = mode_named(installation.mode)
@@ -216,4 +207,4 @@ def target_in(
                 hint="slipway install, or kubectl apply -k manifests/kserve",
             ) from error
     endpoint = KServeEndpoint(store, serving, settings, cluster.namespace, find_scaler(cluster, settings))
-    return mode.target(cluster, endpoint, installation, poll_s)
+    return mode.target(cluster, endpoint, installation)

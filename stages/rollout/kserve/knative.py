@@ -19,6 +19,7 @@ from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.releases.release import Split
 from stages.parts.vllm.sizing import START_S
 from stages.rollout.kserve import objects
+from stages.rollout.kserve.applied import POLL_S
 from stages.rollout.kserve.modes import Mode
 from stages.rollout.kserve.objects import ISVCS, KServeEndpoint, condition, release_of, revision_of
 from stages.rollout.kserve.scaling_targets import cold_start_of, concurrency_of
@@ -168,7 +169,7 @@ class KnativeTarget(OneServiceTarget):
                     self._wait(stable, 100)
                     self._apply(self.service(), _without_share(latest), back=True)
                     return
-                time.sleep(self.poll_s)
+                time.sleep(POLL_S)
             except ServerFailed as error:
                 why = str(error)
             if time.monotonic() > deadline:
@@ -245,7 +246,7 @@ MODE = Mode(
     services=ISVCS,
     owns=lambda service: service["metadata"].get("annotations", {}).get(objects.DEPLOYMENT_MODE) in NAMES,
     suits=lambda setup: setup.default_mode in NAMES,
-    check=lambda setup: setup.require(REVISIONS),
+    check=lambda setup: setup.cluster.require(REVISIONS),
     render=render,
     autoscaler="Knative",
 )

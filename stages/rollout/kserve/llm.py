@@ -170,14 +170,14 @@ def render(endpoint: KServeEndpoint, shares: Mapping[str, int]) -> list[Object]:
 def check(setup: Setup) -> None:
     settings = setup.settings.llm
     try:
-        setup.require(LLM_SERVICES)
+        setup.cluster.require(LLM_SERVICES)
     except NotInstalled as error:
         raise NotInstalled(str(error), hint=INSTALL) from error
-    setup.require(HTTP_ROUTES)
+    setup.cluster.require(HTTP_ROUTES)
     if settings.scheduler:
         setup.cluster.kind(f"{POOLS}/v1", "InferencePool")
     if settings.cache_nodes:
-        setup.require(CACHES)
+        setup.cluster.require(CACHES)
         if setup.config and not setup.config.get("localModel", {}).get("enabled"):
             raise ConfigError(
                 f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)",
@@ -328,7 +328,7 @@ class LLMTarget(ServicePerReleaseTarget):
             available, total = copies.get("available", 0), copies.get("total", math.inf)
             return "" if available >= total > 0 else f"{available} of {total}"
 
-        if copied := still_lacking(missing, self.serving_of(release).startup_timeout_s, self.poll_s):
+        if copied := still_lacking(missing, self.serving_of(release).startup_timeout_s):
             raise TransientError(f"{release} is on {copied} nodes of {group}")
 
 

@@ -21,7 +21,8 @@ from stages.parts.cluster.api import Cluster
 from stages.parts.records.drills import Answers
 from stages.parts.records.rollout import LOCK, Act, under_way
 from stages.parts.releases import release as releases
-from stages.rollout.kserve.detect import POLL_S, in_mode, served_modes, target_in
+from stages.rollout.kserve.applied import POLL_S
+from stages.rollout.kserve.detect import in_mode, served_modes, target_in
 from stages.rollout.kserve.modes import all_modes
 from stages.rollout.kserve.settings import KServe
 from stages.rollout.kserve.target import KServeTarget
@@ -53,15 +54,7 @@ def movable_modes() -> list[str]:
     return [mode.name for mode in all_modes() if mode.movable]
 
 
-def move(
-    cluster: Cluster,
-    store: ModelStore,
-    serving: AskedServing,
-    settings: KServe,
-    mode: str,
-    *,
-    poll_s: float = POLL_S,
-) -> Moved:
+def move(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: KServe, mode: str) -> Moved:
     """Serve the release in production in *mode*. A move that was interrupted is completed.
 
     Raises:
@@ -77,22 +70,14 @@ def move(
         before, release = _served(cluster, store, mode)
         if before == mode:
             return Moved(release=release, before=before, mode=mode, seconds=0, answers=None)
-        old, new = (
-            target_in(cluster, store, serving, in_mode(settings, name), poll_s=poll_s) for name in (before, mode)
-        )
+        old, new = (target_in(cluster, store, serving, in_mode(settings, name)) for name in (before, mode))
         if canary := old.split().canary:
             raise Conflict(f"{canary} is being tried", hint="end that rollout first")
         if old.hostname != new.hostname:
             raise Conflict(f"the endpoint would move from {old.hostname} to {new.hostname}", hint="see docs/rollout.md")
         user, began = new.who(), datetime.now().astimezone()
-        load = SteadyLoad(
-            access_to(store, old.client_url(), settings.gateway_url or ""),
-            concurrency=CLIENTS,
-            prompt_tokens=PROMPT_TOKENS,
-            output_tokens=OUTPUT_TOKENS,
-            pause_s=PAUSE_S,
-        )
-        with load:
+        access = access_to(store, old.client_url(), settings.gateway_url or "")
+        with SteadyLoad(access, CLIENTS, (PROMPT_TOKENS, OUTPUT_TOKENS), PAUSE_S) as load:
             _until_answered(load, time.monotonic(), "no request is answered, and nothing was changed")
             _bring_up(store, old, new, release)
             _hand_over(load, old, new, release)
@@ -132,7 +117,7 @@ def _bring_up(store: ModelStore, old: KServeTarget, new: KServeTarget, release: 
             if time.monotonic() > last_line_s + WAITING_S:
                 last_line_s = time.monotonic()
                 say(f"rollout: {why} ({last_line_s - began_s:.0f} s of at most {deadline - began_s:.0f} s)")
-            time.sleep(new.poll_s)
+            time.sleep(POLL_S)
 
 
 def _lacking(store: ModelStore, new: KServeTarget, release: str) -> str:

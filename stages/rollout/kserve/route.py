@@ -9,7 +9,7 @@ from typing import Final
 from stages.parts.base.errors import ConfigError, Conflict
 from stages.parts.cluster.kinds import SERVICES, Object
 from stages.rollout.kserve import objects
-from stages.rollout.kserve.applied import HTTP_ROUTES, lacking, refuse_foreign, shares
+from stages.rollout.kserve.applied import HTTP_ROUTES, lacking, shares
 from stages.rollout.kserve.autoscaling import autoscalers
 from stages.rollout.kserve.detect import as_configured
 from stages.rollout.kserve.modes import Mode, add_copies
@@ -159,15 +159,7 @@ class RouteTarget(ServicePerReleaseTarget):
 
     def _route(self) -> Object | None:
         """Read the rollout's own route; raise Conflict if there is one of somebody else under its name."""
-        route = self.cluster.find(HTTP_ROUTES, route_name(self.endpoint))
-        if route:
-            refuse_foreign(HTTP_ROUTES, route)
-            if route["metadata"].get("annotations", {}).get(objects.MODEL) != self.endpoint.store.model:
-                raise Conflict(
-                    f"the HTTPRoute {route['metadata']['name']} is not of {self.endpoint.store.model}",
-                    hint="remove or rename it",
-                )
-        return route
+        return self.objects.ours(HTTP_ROUTES, route_name(self.endpoint))
 
 
 def _backends(route: Object) -> list[str]:
@@ -185,7 +177,7 @@ MODE = Mode(
     services=ISVCS,
     owns=lambda service: objects.ENDPOINT in service["metadata"].get("labels", {}),
     suits=lambda setup: setup.default_mode in NAMES,
-    check=lambda setup: setup.require(HTTP_ROUTES),
+    check=lambda setup: setup.cluster.require(HTTP_ROUTES),
     render=render,
     copies=True,
     movable=True,

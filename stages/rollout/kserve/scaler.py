@@ -66,7 +66,7 @@ def find_scaler(cluster: Cluster, settings: KServe) -> Scaler:
     prometheus = runtime["metadata"].get("annotations", {}).get(PROMETHEUS, "") if runtime else ""
     lacking = [] if prometheus else ["no Prometheus (slipway install looks for it)"]
     try:
-        cluster.kind(SCALED_OBJECTS.api_version, SCALED_OBJECTS.name)
+        cluster.require(SCALED_OBJECTS)
     except NotInstalled:
         lacking.append("no KEDA")
     if not lacking:

@@ -42,9 +42,9 @@ class KServeTarget(Target):
 
     name = KSERVE
 
-    def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation, poll_s: float) -> None:
-        self.cluster, self.endpoint, self.installation, self.poll_s = cluster, endpoint, installation, poll_s
-        self.objects = AppliedObjects(cluster, endpoint, poll_s)
+    def __init__(self, cluster: Cluster, endpoint: KServeEndpoint, installation: Installation) -> None:
+        self.cluster, self.endpoint, self.installation = cluster, endpoint, installation
+        self.objects = AppliedObjects(cluster, endpoint)
         self.pods = Pods(cluster, endpoint)
         self.autoscalers = Autoscalers(self.objects, self.pods)
         self._propagated: tuple[str, int] | None = None
@@ -92,7 +92,7 @@ class KServeTarget(Target):
 
     def check_room(self, release: str) -> None:
         for kind in KINDS if self.endpoint.settings.shared_host else ():
-            self.cluster.kind(kind.api_version, kind.name)  # raises with what to install
+            self.cluster.require(kind)
         check_scaling(self.endpoint.scaler, self.endpoint.settings.scaling, self.installation.mode)
         self.pods.check_room(release)
 

@@ -18,7 +18,7 @@ from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.records.drills import Drill, drilled
 from stages.parts.releases.release import CANDIDATE, METRICS, current_release
-from stages.rollout.pressure import BY_NAME
+from stages.rollout.drills import BY_NAME
 from tests.serving import MODEL, ROLLOUT, SERVING, Said, environment, publish, stage, stand_in_variant, wait_until
 
 FAST = ("--set", "workload.concurrency=3", "--set", "workload.prompt_tokens=8", "--set", "workload.output_tokens=8")

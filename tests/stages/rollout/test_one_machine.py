@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import ConfigError, Conflict, Degraded, ServerFailed, TransientError
+from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.base.workload import Workload
@@ -32,8 +33,9 @@ from stages.parts.vllm.client import RELEASE_HEADER, Access, http
 from stages.parts.vllm.prometheus import read_counters
 from stages.parts.vllm.server_log import ServerLog
 from stages.rollout import drills
-from stages.rollout.drills import SteadyLoad, drill_cold, drill_crash
+from stages.rollout.drills import drill_cold, drill_crash
 from stages.rollout.one_machine import OneMachine
+from stages.rollout.scene import Scene, SteadyLoad
 from stages.rollout.slices import send_pairs
 from tests.serving import (
     MODEL,
@@ -85,7 +87,7 @@ class Place:
 
     def load(self, users: int = 6, tokens: int = 20) -> SteadyLoad:
         access = Access(self.endpoint().url, MODEL)
-        return SteadyLoad(access, concurrency=users, prompt_tokens=4, output_tokens=tokens)
+        return SteadyLoad(access, users, (4, tokens))
 
     def ask(self, count: int = 1, **body: Any) -> list[httpx.Response]:
         url = f"{self.endpoint().url}/v1/completions"
@@ -256,7 +258,7 @@ def test_the_standby_answers_while_the_stable_server_restarts(place: Place) -> N
     old, new = place.two_releases()
     place.target.shift(new, 100)
     place.target.promote(new)
-    drilled = drill_crash(place.store, place.target, WORKLOAD)
+    drilled = drill_crash(Scene(place.store, place.target, WORKLOAD, Rollout()))
     assert drilled.release == new
     assert drilled.failures == ()
     assert drilled.figures["recovered_s"] is not None
@@ -409,7 +411,7 @@ def test_without_an_endpoint_nothing_is_stable_and_nothing_can_be_shifted(place:
 def test_a_cold_start_is_timed_by_its_parts_and_judged_by_what_was_measured(place: Place) -> None:
     release = place.release(1, token_s=0.01)
     place.target.deploy(release)
-    result = drill_cold(place.store, place.target, WORKLOAD)
+    result = drill_cold(Scene(place.store, place.target, WORKLOAD, Rollout()))
     figures = result.figures
     assert (result.failures, result.answers.failed) == ((), 0)
     assert figures["process_s"] > 0, "the pause before the restart"
@@ -436,7 +438,7 @@ def test_a_server_that_does_not_come_back_fails_the_cold_drill(place: Place, tmp
     behaviour.write_text(json.dumps({"starts_after": str(tmp_path / "back")}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drills, "NOTICED_S", 3.0)
-        result = drill_cold(place.store, place.target, WORKLOAD)
+        result = drill_cold(Scene(place.store, place.target, WORKLOAD, Rollout()))
     assert result.failures == (f"{release} did not answer within 3 s",)
     (tmp_path / "back").touch()
 

@@ -14,7 +14,9 @@ from stages.parts.base.workload import Slo, Workload
 from stages.parts.records.drills import Drill
 from stages.parts.releases.release import METRICS
 from stages.rollout import pressure
-from stages.rollout.pressure import BY_NAME, Scene
+from stages.rollout import scene as scenes
+from stages.rollout.drills import BY_NAME
+from stages.rollout.scene import Scene
 from stages.select.selection import select
 from tests.samples import measured_store
 from tests.stages.rollout.stage import GOOD, SETTINGS, Stage
@@ -37,8 +39,8 @@ BUSY: dict[str, Any] = {"first_s": 0.1, "slots": 4, "token_s": 0.01, "context": 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scene, "lasting", lambda _, short, __: 30 if short == 100 else short / 4)
-    monkeypatch.setattr(pressure, "RECOVERY_S", 3.0)
-    monkeypatch.setattr(pressure, "TIMEOUT_S", 4.0)
+    monkeypatch.setattr(scenes, "RECOVERY_S", 3.0)
+    monkeypatch.setattr(scenes, "TIMEOUT_S", 4.0)
     monkeypatch.setattr(pressure, "LATE_MS", 1500.0)
     monkeypatch.setattr(pressure, "FILLING_S", 0.4)
     monkeypatch.setattr(pressure, "OPENED_S", 10.0)
@@ -192,8 +194,8 @@ def test_the_peak_is_what_the_release_was_measured_to_serve(
     stage.served(**QUICK)
     decision.write(stage.store.releases / GOOD / METRICS)
     in_tokens = decision.chosen.raw["throughput"]
-    assert scene(stage, peak_per_s=None).peak() == pytest.approx(in_tokens / 4)
-    assert scene(stage, peak_per_s=5).peak() == 5
+    assert scene(stage, peak_per_s=None).peak == pytest.approx(in_tokens / 4)
+    assert scene(stage, peak_per_s=5).peak == 5
 
 
 def test_nothing_is_drilled_without_an_endpoint_a_peak_or_an_answer(stage: Stage) -> None:
@@ -202,7 +204,7 @@ def test_nothing_is_drilled_without_an_endpoint_a_peak_or_an_answer(stage: Stage
     stage.served(**QUICK)
     with pytest.raises(ConfigError, match="the peak is not known"):
         BY_NAME["load"](scene(stage, peak_per_s=None))
-    assert scene(stage, WORKLOAD.model_copy(update={"request_rate_per_s": 3.0}), peak_per_s=None).peak() == 3
+    assert scene(stage, WORKLOAD.model_copy(update={"request_rate_per_s": 3.0}), peak_per_s=None).peak == 3
     (stage.store.releases / GOOD / "behaviour.json").write_text('{"fails_every": 1}')
     stage.target.stop(GOOD)
     stage.target.deploy(GOOD)

@@ -18,7 +18,7 @@ from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import Serving
 from stages.parts.endpoint.tls import Tls, tls_of
 from stages.parts.vllm.client import Access, healthy
-from stages.rollout.drills import SteadyLoad
+from stages.rollout.scene import SteadyLoad
 from tests.serving import wait_until
 from tests.stages.parts.endpoint.test_clients import MODEL, serving
 
@@ -63,7 +63,7 @@ def test_the_endpoint_shows_the_given_certificate_and_answers_nothing_in_clear(t
         with pytest.raises(httpx.HTTPError):
             httpx.get(front.url.replace("https", "http"))
         access = Access(front.url, MODEL, certificate=str(tls.certificate))
-        load = SteadyLoad(access, concurrency=1, prompt_tokens=2, output_tokens=2)
+        load = SteadyLoad(access, 1, (2, 2))
         with load:
             wait_until(load.replies, "an answer")
         assert load.failed() == []

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
+from stages.rollout.kserve import applied, knative, move
 from tests.kubernetes import KubernetesServer
 from tests.stages.rollout.kserve.on_kserve import OnKServe
+
+
+@pytest.fixture(autouse=True)
+def _polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (applied, knative, move):
+        monkeypatch.setattr(module, "POLL_S", 0.02)
 
 
 @pytest.fixture

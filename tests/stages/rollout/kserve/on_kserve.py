@@ -67,9 +67,7 @@ class OnKServe(Stage):
 
     def connect(self, **changed: Any) -> KServeTarget:
         """The target, as a process of its own would get it."""
-        found = target_on(
-            self.cluster(), self.store, self.serving, self.settings.model_copy(update=changed), poll_s=0.02
-        )
+        found = target_on(self.cluster(), self.store, self.serving, self.settings.model_copy(update=changed))
         assert isinstance(found, KServeTarget)
         return found
 

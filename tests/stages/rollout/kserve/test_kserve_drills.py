@@ -27,9 +27,11 @@ from stages.parts.releases import release as releases
 from stages.parts.releases.release import Split
 from stages.parts.vllm.client import Access, Reply
 from stages.rollout import drills
+from stages.rollout import scene as scenes
 from stages.rollout.commands import abort
-from stages.rollout.drills import SteadyLoad, answers, drill_crash, drill_rollback
+from stages.rollout.drills import drill_crash, drill_rollback
 from stages.rollout.kserve.settings import Scaling
+from stages.rollout.scene import Scene, SteadyLoad, answers
 from tests.serving import REPOSITORY, Said, wait_until
 from tests.stages.parts.vllm.test_engine_log import STARTED
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
@@ -98,7 +100,7 @@ class Drilled:
 
 def clients(kserve: OnKServe) -> SteadyLoad:
     access = Access(kserve.connect().client_url(), MODEL, via=kserve.gateway.url)
-    return SteadyLoad(access, concurrency=6, prompt_tokens=4, output_tokens=8)
+    return SteadyLoad(access, 6, (4, 8))
 
 
 def by_release(replies: Sequence[Reply]) -> set[str]:
@@ -164,7 +166,7 @@ def test_a_rollback_that_takes_too_long_fails_the_drill(
     kserve.make(NEXT, **PACE)
     kserve.roll(NEXT)
     monkeypatch.setattr(drills, "ROLLBACK_LIMIT_S", 0.1)
-    drill = drill_rollback(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, via=kserve.gateway.url)
+    drill = drill_rollback(Scene(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, kserve.gateway.url))
     assert drill.failures == (f"the rollback took {drill.figures['rollback_s']:.1f} s, allowed 0.1 s",)
     assert (drill.answers.failed, set(drill.answers.releases)) == (0, {GOOD, NEXT})
     assert kserve.connect().split() == Split(NEXT)
@@ -228,7 +230,7 @@ def test_no_traffic_is_moved_if_no_request_is_answered(serve: Serve, capsys: pyt
     changes = len(kserve.server.requests_for("patch", "*"))
     capsys.readouterr()
     with pytest.raises(DrillFailed, match="no request is answered, and nothing was changed: ConnectError") as raised:
-        drill_rollback(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, via="http://127.0.0.1:9")
+        drill_rollback(Scene(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, "http://127.0.0.1:9"))
     assert "kserve.gateway_url" in raised.value.hint
     assert len(kserve.server.requests_for("patch", "*")) == changes
     assert capsys.readouterr().err == ""
@@ -237,11 +239,12 @@ def test_no_traffic_is_moved_if_no_request_is_answered(serve: Serve, capsys: pyt
 @pytest.fixture
 def settling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less load before and after."""
-    monkeypatch.setattr(drills, "SETTLE_S", 0.3)
+    for module in (drills, scenes):
+        monkeypatch.setattr(module, "SETTLE_S", 0.3)
 
 
 def crashed(kserve: OnKServe) -> Drill:
-    return drill_crash(kserve.store, kserve.connect(), WORKLOAD, via=kserve.gateway.url)
+    return drill_crash(Scene(kserve.store, kserve.connect(), WORKLOAD, SETTINGS, kserve.gateway.url))
 
 
 def test_without_another_replica_a_crash_drill_reports_the_outage(serve: Serve, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def served(serve: Serve) -> OnKServe:
 
 def moved(kserve: OnKServe, mode: Any, **changed: Any) -> Moved:
     settings = kserve.settings.model_copy(update={"gateway_url": kserve.gateway.url} | changed)
-    return move(kserve.cluster(), kserve.store, kserve.serving, settings, mode, poll_s=0.02)
+    return move(kserve.cluster(), kserve.store, kserve.serving, settings, mode)
 
 
 def modes(kserve: OnKServe) -> set[str]:

@@ -19,15 +19,17 @@ from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.records.drills import Drill
 from stages.parts.releases.release import Split
-from stages.rollout import drills, scale_drill
+from stages.rollout import scale_drill
+from stages.rollout import scene as scenes
 from stages.rollout.kserve.settings import Scaling
 from stages.rollout.one_machine import OneMachine
-from stages.rollout.scale_drill import ScaleLimits, drill_scale, failures_of, load_for
-from stages.rollout.target import Replicas
+from stages.rollout.scale_drill import drill_scale, failures_of, load_for
+from stages.rollout.scene import Scene
+from stages.rollout.target import Replicas, Target
 from tests.serving import REPOSITORY, Said, wait_until
 from tests.stages.rollout.kserve.on_kserve import PROPAGATION_S, STRAIGHT, OnKServe
 from tests.stages.rollout.kserve.test_kserve_rollout import MODES
-from tests.stages.rollout.stage import GOOD, MODEL, NEXT
+from tests.stages.rollout.stage import GOOD, MODEL, NEXT, SETTINGS
 
 Serve = Callable[..., OnKServe]
 LOADS_S = 1.0
@@ -41,10 +43,12 @@ PACE = 0.02
 
 
 @pytest.fixture(autouse=True)
-def _polling(monkeypatch: pytest.MonkeyPatch) -> None:
+def _looking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale_drill, "POLL_S", 0.1)
-    monkeypatch.setattr(drills, "SETTLE_S", 0.3)
+    monkeypatch.setattr(scenes, "SETTLE_S", 0.3)
     monkeypatch.setattr(scale_drill, "PAUSE_S", 0.1)
+    monkeypatch.setattr(scale_drill, "LIMIT_S", 60.0)
+    monkeypatch.setattr(scale_drill, "LASTING_S", (1.0, 1.0))
 
 
 def scaled(serve: Serve, mode: str = "standard", *, scaling: Scaling = SCALING, **behaviour: Any) -> OnKServe:
@@ -60,9 +64,12 @@ def scaled(serve: Serve, mode: str = "standard", *, scaling: Scaling = SCALING, 
     return kserve
 
 
-def drilled(kserve: OnKServe, **changed: Any) -> Drill:
-    limits = ScaleLimits(**{"limit_s": 60.0, "seconds": 1.0} | changed)
-    return drill_scale(kserve.store, kserve.connect(), WORKLOAD, limits, via=kserve.gateway.url)
+def drilled(kserve: OnKServe, *, short: bool = True) -> Drill:
+    return drill_scale(scene(kserve.connect(), kserve.store, via=kserve.gateway.url, short=short))
+
+
+def scene(target: Target, store: ModelStore, **changed: Any) -> Scene:
+    return Scene(store, target, WORKLOAD, SETTINGS, **changed)
 
 
 def command(kserve: OnKServe, *arguments: str) -> Said:
@@ -105,7 +112,7 @@ def test_a_load_brings_a_replica_and_its_end_takes_it_away_later_without_a_faile
 @pytest.mark.parametrize("mode", ["route", "knative"])
 def test_a_replica_that_comes_and_goes_costs_no_request_in_other_modes(serve: Serve, mode: str) -> None:
     kserve = scaled(serve, mode)
-    told = drilled(kserve, down=True)
+    told = drilled(kserve, short=False)
     assert told.failures == ()
     assert told.figures["ready_s"] >= told.figures["wanted_s"] + LOADS_S / 2
     assert (told.answers.failed, told.figures["fewest"]) == (0, 1)
@@ -117,18 +124,22 @@ def test_a_server_that_tells_its_requests_only_between_them_is_scaled_all_the_sa
     assert told.failures == ()
 
 
-def test_without_an_answer_from_prometheus_the_drill_fails_and_says_so(serve: Serve) -> None:
+def test_without_an_answer_from_prometheus_the_drill_fails_and_says_so(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kserve = scaled(serve)
     kserve.kserve.keda.prometheus = False
-    (failure,) = drilled(kserve, limit_s=4.0).failures
+    monkeypatch.setattr(scale_drill, "LIMIT_S", 4.0)
+    (failure,) = drilled(kserve).failures
     assert failure.startswith("the autoscaler did not ask for 2 replicas within 4 s: KEDA says Fallback True: At least")
     assert kserve.kserve.started == [GOOD]
 
 
-def test_a_replica_that_is_never_ready_fails_the_drill(serve: Serve) -> None:
+def test_a_replica_that_is_never_ready_fails_the_drill(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     kserve = scaled(serve)
     (kserve.store.releases / GOOD / "behaviour.json").write_text('{"never_ready": true}')
-    told = drilled(kserve, limit_s=3.0, down=True)
+    monkeypatch.setattr(scale_drill, "LIMIT_S", 3.0)
+    told = drilled(kserve, short=False)
     assert told.failures == ("2 replicas were asked for, but not ready within 3 s",)
     assert "first_s" not in told.figures
 
@@ -136,7 +147,7 @@ def test_a_replica_that_is_never_ready_fails_the_drill(serve: Serve) -> None:
 def test_what_can_not_scale_is_refused_before_any_request_is_sent(serve: Serve) -> None:
     kserve = scaled(serve)
     with pytest.raises(ConfigError, match=r"nothing scales .*: kserve.prometheus is null"):
-        drill_scale(kserve.store, kserve.connect(prometheus=None), WORKLOAD, ScaleLimits())
+        drill_scale(scene(kserve.connect(prometheus=None), kserve.store))
     (scaler,) = kserve.server.all("ScaledObject")
     kserve.server.put(scaler | {"spec": scaler["spec"] | {"maxReplicaCount": 1}})
     with pytest.raises(ConfigError, match="has 1 replicas under any load: its minimum is its maximum"):
@@ -185,7 +196,7 @@ def test_one_machine_does_not_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     target = OneMachine(store, MODEL, Serving())
     monkeypatch.setattr(target, "split", lambda: Split(GOOD))
     with pytest.raises(ConfigError, match="one machine has the same servers under any load"):
-        drill_scale(store, target, WORKLOAD, ScaleLimits())
+        drill_scale(scene(target, store))
 
 
 def test_knative_scales_within_the_bounds_of_its_revision(serve: Serve) -> None:
