@@ -21,7 +21,6 @@ from stages.parts.records.rollout import (
     Analysis,
     CanaryCheck,
     Counters,
-    Increase,
     Journal,
     Side,
     Slice,
@@ -131,9 +130,9 @@ def check_quality(settings: Rollout, agreement: float) -> CanaryCheck:
     )
 
 
-def _enough_requests(settings: Rollout, canary: Increase, stable: Increase | None) -> CanaryCheck:
+def _enough_requests(settings: Rollout, canary: Side, stable: Side | None) -> CanaryCheck:
     """Count requests with a first token: those whose latency is known."""
-    least, requests = settings.min_requests, [round(side.ttft.observations) for side in (canary, stable) if side]
+    least, requests = settings.min_requests, [round(side.ttft_count) for side in (canary, stable) if side]
     enough = min(requests) >= least
     beside = f" and {requests[1]} to the stable release" if stable else ""
     needed = f"; {least} {'of each ' if stable else ''}are needed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from scoring.canary import Counts
-from stages.parts.records.rollout import Counters, Increase, Journal, Side, Slice, Window
+from stages.parts.records.rollout import Counters, Journal, Side, Slice, Window
 from stages.parts.vllm.client import VOCABULARY, Access, Reply, http, stream_completion
 
 SLICES: Final = 12
@@ -121,18 +121,15 @@ def end_slice(window: Window, canary: Counters, stable: Counters | None, elapsed
     ended, begun = window.open, window.canary_from
     if ended and begun:
         changes: dict[str, Any] = {"seconds": elapsed_s - ended.seconds}
-        changes["canary"] = _with_counters(ended.canary, canary.since(begun), late_s)
+        changes["canary"] = _with_counted(ended.canary, canary.since(begun, late_s))
         if stable and window.stable_from:
-            changes["stable"] = _with_counters(ended.stable, stable.since(window.stable_from), late_s)
+            changes["stable"] = _with_counted(ended.stable, stable.since(window.stable_from, late_s))
         window = window.model_copy(update={"slices": (*window.slices, ended.model_copy(update=changes))})
     return begin_slice(window, canary, stable, elapsed_s)
 
 
-def _with_counters(side: Side, rise: Increase, late_s: float) -> Side:
-    figures = {"answered": rise.answered, "failed": rise.failed, "refused": rise.refused}
-    figures |= {"ttft_s": rise.ttft.sum_s, "ttft_count": rise.ttft.observations, "delayed": rise.ttft.above(late_s)}
-    figures |= {"tpot_s": rise.tpot.sum_s, "tpot_count": rise.tpot.observations}
-    return side.model_copy(update=figures)
+def _with_counted(side: Side, counted: Side) -> Side:
+    return side.model_copy(update=counted.model_dump(exclude_unset=True))
 
 
 def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -> Slice:

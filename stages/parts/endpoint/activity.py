@@ -63,7 +63,7 @@ class ActivityReader:
         more, seconds = now.since(former[1]), at - former[0]
         return row | {
             "requests_per_s": round((more.answered + more.refused + more.failed) / seconds, 1),
-            "ttft_mean_ms": more.ttft.mean_s and round(1000 * more.ttft.mean_s),
+            "ttft_mean_ms": round(1000 * more.ttft_s / more.ttft_count) if more.ttft_count else None,
             "tokens_in_per_s": round((read - former[2][0]) / seconds),
             "tokens_out_per_s": round((written - former[2][1]) / seconds),
         }

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -88,49 +87,21 @@ class Counters(Record):
         fell = any(getattr(self, name) < getattr(earlier, name) for name in ("answered", "failed", "output_tokens"))
         return self.instance != earlier.instance or fell
 
-    def since(self, earlier: Counters) -> Increase:
-        """Return what was counted after *earlier*; after a restart, what was counted since the restart."""
+    def since(self, earlier: Counters, late_s: float = math.inf) -> Side:
+        """Return what was counted after *earlier*; after a restart, what was counted since the restart. A request whose
+        first token certainly came later than after *late_s* was delayed."""
         base = ZERO if self.restarted_since(earlier) else earlier
-        return Increase(
+        ttft, tpot = _difference(self.ttft, base.ttft), _difference(self.tpot, base.tpot)
+        return Side(
             answered=self.answered - base.answered,
             failed=self.failed - base.failed,
             refused=self.refused - base.refused,
-            ttft=Histogram(self.ttft_bounds, _difference(self.ttft, base.ttft), self.ttft_s - base.ttft_s),
-            tpot=Histogram(self.tpot_bounds, _difference(self.tpot, base.tpot), self.tpot_s - base.tpot_s),
+            ttft_s=self.ttft_s - base.ttft_s,
+            ttft_count=ttft[-1] if ttft else 0.0,
+            tpot_s=self.tpot_s - base.tpot_s,
+            tpot_count=tpot[-1] if tpot else 0.0,
+            delayed=ttft[-1] - ttft[bisect_left(self.ttft_bounds, late_s)] if ttft else 0.0,
         )
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Observations by finite upper bound in seconds; the cumulative counts are one more than the bounds."""
-
-    bounds_s: tuple[float, ...] = ()
-    counts: tuple[float, ...] = ()
-    sum_s: float = 0.0
-
-    def above(self, limit_s: float) -> float:
-        """Return the number of observations that are certainly above *limit_s*, and above the next bound."""
-        place = bisect_left(self.bounds_s, limit_s)
-        return self.observations - self.counts[place] if self.counts else 0.0
-
-    @property
-    def mean_s(self) -> float | None:
-        return self.sum_s / self.observations if self.observations else None
-
-    @property
-    def observations(self) -> float:
-        return self.counts[-1] if self.counts else 0.0
-
-
-@dataclass(frozen=True)
-class Increase:
-    """What a release did between two moments."""
-
-    answered: float
-    failed: float
-    refused: float
-    ttft: Histogram
-    tpot: Histogram
 
 
 ZERO: Final = Counters(

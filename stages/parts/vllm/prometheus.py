@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from pydantic import ValidationError
 
 from stages.parts.base.errors import TransientError
-from stages.parts.records.rollout import Counters, Histogram
+from stages.parts.records.rollout import Counters
 
 REQUESTS: Final = "http_requests_total"
 """Counted by prometheus-fastapi-instrumentator, with labels ``handler`` and ``status`` (2xx, 4xx, 5xx)."""
@@ -36,14 +36,20 @@ GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
 STARTED: Final = "process_start_time_seconds"
 
 
+def samples_in(text: str, *names: str) -> list[Sample]:
+    """Read the samples in a server's answer to ``GET /metrics``, or only those whose names begin with *names*."""
+    lines = "\n".join(line for line in text.splitlines() if not names or line.startswith(names))
+    return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+
+
 def read_counters(text: str, instance: str) -> Counters:
     """Read the counters in one server's answer to ``GET /metrics``."""
-    return sum_counters(_samples(text), instance)
+    return sum_counters(samples_in(text), instance)
 
 
 def read_start(text: str) -> tuple[str, float]:
     """Read the model that the server has, and when it started, in seconds since 1970; ValueError if it is no vLLM."""
-    samples = _samples(text, PROMPT_TOKENS, STARTED)
+    samples = samples_in(text, PROMPT_TOKENS, STARTED)
     models = [sample.labels.get("model_name", "") for sample in samples if sample.name == PROMPT_TOKENS]
     if not models:
         raise ValueError(f"no {PROMPT_TOKENS}")
@@ -53,7 +59,7 @@ def read_start(text: str) -> tuple[str, float]:
 def read_tokens(text: str) -> tuple[int, int]:
     """Read the tokens of prompts and of answers that the server has computed since its start; ValueError if one of
     these numbers is not finite."""
-    samples = _samples(text, PROMPT_TOKENS, GENERATED_TOKENS)
+    samples = samples_in(text, PROMPT_TOKENS, GENERATED_TOKENS)
     try:
         return int(_sum(samples, PROMPT_TOKENS)), int(_sum(samples, GENERATED_TOKENS))
     except OverflowError as error:
@@ -62,7 +68,7 @@ def read_tokens(text: str) -> tuple[int, int]:
 
 def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
     """Sum the counters over the samples of any number of servers; TransientError if one is not a finite number."""
-    ttft, tpot = _histogram(samples, TTFT), _histogram(samples, TPOT)
+    (ttft_bounds, ttft), (tpot_bounds, tpot) = _histogram(samples, TTFT), _histogram(samples, TPOT)
     try:
         return Counters(
             answered=_requests(samples, "2xx"),
@@ -71,12 +77,12 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
             output_tokens=_sum(samples, OUTPUT_TOKENS),
             prompt_tokens=_sum(samples, f"{PROMPTS}_sum"),
             prompts=_sum(samples, f"{PROMPTS}_count"),
-            ttft_bounds=ttft.bounds_s,
-            ttft=ttft.counts,
-            ttft_s=ttft.sum_s,
-            tpot_bounds=tpot.bounds_s,
-            tpot=tpot.counts,
-            tpot_s=tpot.sum_s,
+            ttft_bounds=ttft_bounds,
+            ttft=ttft,
+            ttft_s=_sum(samples, f"{TTFT}_sum"),
+            tpot_bounds=tpot_bounds,
+            tpot=tpot,
+            tpot_s=_sum(samples, f"{TPOT}_sum"),
             running=_sum(samples, RUNNING),
             waiting=_sum(samples, WAITING),
             preempted=_sum(samples, PREEMPTED),
@@ -87,11 +93,6 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
         field = error.errors()[0]["loc"][0]
         raise TransientError(f"vLLM's metrics hold a value that is not a number: {field}") from error
 
-
-def _samples(text: str, *names: str) -> list[Sample]:
-    """Parse the metrics: those whose names begin with one of *names*, or all."""
-    lines = "\n".join(line for line in text.splitlines() if line.startswith(names)) if names else text
-    return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
 
 
 def _requests(samples: Iterable[Sample], status: str) -> float:
@@ -109,13 +110,13 @@ def _sum(samples: Iterable[Sample], name: str) -> float:
     return sum(sample.value for sample in samples if sample.name == name)
 
 
-def _histogram(samples: Sequence[Sample], name: str) -> Histogram:
-    """Sum over all engines of the server: cumulative counts add up bound by bound."""
+def _histogram(samples: Sequence[Sample], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Sum over all engines of the server: cumulative counts add up bound by bound. Returns the finite bounds, and the
+    counts."""
     counts: dict[float, float] = {}
     for sample in samples:
         if sample.name == f"{name}_bucket":
             bound = float(sample.labels["le"])
             counts[bound] = counts.get(bound, 0.0) + sample.value
     bounds = sorted(counts)
-    finite = tuple(filter(math.isfinite, bounds))
-    return Histogram(finite, tuple(counts[bound] for bound in bounds), _sum(samples, f"{name}_sum"))
+    return tuple(filter(math.isfinite, bounds)), tuple(counts[bound] for bound in bounds)

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Final
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from stages.parts.base.errors import AccessDenied, NotEnoughGpus, NotTrusted, ServerFailed, TransientError
@@ -25,7 +24,7 @@ from stages.parts.cluster.kinds import NODES, PODS, QUOTAS, Object
 from stages.parts.cluster.nodes import admits, free
 from stages.parts.records.rollout import Counters
 from stages.parts.vllm.client import HEALTH_TIMEOUT_S, http, read_metrics
-from stages.parts.vllm.prometheus import METRICS, sum_counters
+from stages.parts.vllm.prometheus import METRICS, samples_in, sum_counters
 from stages.rollout.kserve.modes import AUTO
 from stages.rollout.kserve.objects import ENDPOINT, PORT, RELEASE, REVISION, VERIFIER, KServeEndpoint, condition
 from stages.rollout.kserve.settings import Toleration
@@ -175,9 +174,7 @@ class Pods:
             name = pod["metadata"]["name"]
             servers = [container for container in pod["spec"]["containers"] if container["name"] in SERVERS]
             port = next((server["ports"][0]["containerPort"] for server in servers if server.get("ports")), PORT)
-            text = read_metrics(f"http://{pod['status']['podIP']}:{port}", name)
-            families = text_string_to_metric_families(text)
-            last[f"{name} {_restarts(pod)}"] = [sample for family in families for sample in family.samples]
+            last[f"{name} {_restarts(pod)}"] = samples_in(read_metrics(f"http://{pod['status']['podIP']}:{port}", name))
         return [sample for samples in last.values() for sample in samples]
 
     def _query_prometheus(self, address: str, release: str) -> list[Sample]:

@@ -506,7 +506,7 @@ def test_what_a_release_did_is_the_sum_of_its_servers(two: Place) -> None:
     after = two.target.counters(release)
     done = after.since(before)
     assert (done.answered, done.failed) == (statuses.count(200), statuses.count(500))
-    assert after.output_tokens - before.output_tokens == 3 * done.answered == 3 * done.ttft.observations
+    assert after.output_tokens - before.output_tokens == 3 * done.answered == 3 * done.ttft_count
 
 
 def test_affinity_and_the_time_for_a_request_are_those_of_the_settings(two: Place) -> None:

@@ -13,7 +13,7 @@ from stages.parts.base.errors import TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Slo
-from stages.parts.records.rollout import ZERO, Analysis, Counters, Histogram, Journal, Observed, Side, Slice, Window
+from stages.parts.records.rollout import ZERO, Analysis, Counters, Journal, Observed, Side, Slice, Window
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.prometheus import read_counters
 from stages.rollout.analysis import Observation, analyse, check_quality
@@ -96,30 +96,30 @@ def verdicts(analysis: Analysis) -> dict[str, str]:
 
 def test_what_was_counted_are_differences_of_counters() -> None:
     found = told(300, failed=3, slow=30).since(told(200, failed=1, slow=30))
-    assert (found.answered, found.failed, found.ttft.observations) == (100, 2, 100)
-    assert (found.ttft.mean_s, found.tpot.mean_s) == (pytest.approx(0.05), pytest.approx(0.005))
+    assert (found.answered, found.failed, found.ttft_count) == (100, 2, 100)
+    assert (found.ttft_s, found.tpot_s) == (pytest.approx(0.05 * 100), pytest.approx(0.005 * 100))
 
 
-def test_an_empty_window_has_no_mean_rather_than_zero() -> None:
+def test_nothing_is_counted_in_an_empty_window() -> None:
     found = told(5).since(told(5))
-    assert (found.ttft.observations, found.ttft.mean_s) == (0, None)
+    assert (found.ttft_count, found.ttft_s) == (0, 0)
 
 
 def test_the_first_answer_of_a_server_that_had_reported_no_histogram_counts() -> None:
-    assert told(7).since(NOTHING).ttft.observations == 7
+    assert told(7).since(NOTHING).ttft_count == 7
 
 
 def test_a_server_that_was_restarted_is_noticed_and_counted_from_zero() -> None:
     assert told(10, instance="two").restarted_since(told(5))
     assert told(4).restarted_since(told(5))
     assert not told(5).restarted_since(told(5))
-    assert told(4, instance="two").since(told(500)).ttft.observations == 4
+    assert told(4, instance="two").since(told(500)).ttft_count == 4
 
 
 def test_observations_are_above_a_limit_only_if_they_are_so_certainly() -> None:
-    found = Histogram(BOUNDS, (1, 3, 6, 10))
-    assert [found.above(limit) for limit in (0.01, 0.05, 0.1, 0.5, 5)] == [9, 7, 7, 4, 0]
-    assert Histogram().above(1) == 0
+    counted = told(10).model_copy(update={"ttft": (1, 3, 6, 10)})
+    assert [counted.since(NOTHING, limit).delayed for limit in (0.01, 0.05, 0.1, 0.5, 5)] == [9, 7, 7, 4, 0]
+    assert NOTHING.since(NOTHING, 1).delayed == 0
 
 
 @pytest.mark.parametrize(
