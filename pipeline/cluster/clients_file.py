@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from pipeline.settings.platform import ClientSettings
 from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN
-from stages.parts.base.errors import ConfigError, InvalidName, UnknownName
+from stages.parts.base.errors import ConfigError, InvalidName, check_known
 from stages.parts.base.settings import Settings, parse, read_yaml
 from stages.parts.base.store import directory_name
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, VALUE, Allowed, Limit, TokenPrices
@@ -135,8 +135,7 @@ class ClusterClients(Settings):
         """Return a client by its name. Raises: UnknownName; ConfigError: clients have no keys."""
         self.check_keys()
         clients = {client.name: client for client in self.clients}
-        if name not in clients:
-            raise UnknownName("client", name, known=clients)
+        check_known("client", name, clients)
         return clients[name]
 
 

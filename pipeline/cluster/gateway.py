@@ -19,7 +19,7 @@ from pipeline.cluster.clients_file import MONEY_PARTS, ClusterClients, read_clie
 from pipeline.cluster.objects import find, labelled
 from pipeline.runs.tables import Finding, missing, ok, warning
 from pipeline.settings.platform import ClientSettings, Platform
-from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, check_known
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import SECRETS, Object
@@ -126,8 +126,7 @@ def remove(cluster: Cluster, clients: ClusterClients, name: str) -> None:
 def _holder(cluster: Cluster, clients: ClusterClients, name: str) -> str:
     clients.check_keys()
     secrets = holders(cluster, clients)
-    if name not in secrets:
-        raise UnknownName("client", name, known=secrets)
+    check_known("client", name, secrets)
     return secrets[name]
 
 

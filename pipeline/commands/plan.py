@@ -22,7 +22,7 @@ from pipeline.commands.options import (
     candidates_set,
 )
 from pipeline.runs.engine import Printout
-from stages.parts.base.errors import UnknownName
+from stages.parts.base.errors import check_known
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -117,7 +117,6 @@ def render(
         "config": lambda settings: [settings.model_dump(mode="json")],
         **{name: partial(for_triggers, name) for name in TRIGGERS},
     }
-    if document not in renderers:
-        raise UnknownName("thing to render", document, renderers)
+    check_known("thing to render", document, renderers)
     documents = renderers[document](options.load(profile=profile, workload=workload))
     yaml.safe_dump_all(documents, sys.stdout, sort_keys=False, allow_unicode=True, width=120)

@@ -91,15 +91,14 @@ def move(
     back if they are no longer answered.
     """
     from pipeline.settings.config import served_by_kserve
-    from stages.parts.base.errors import DrillFailed, UnknownName
+    from stages.parts.base.errors import DrillFailed, check_known
     from stages.parts.cluster.api import connect
     from stages.rollout.kserve.move import movable_modes
     from stages.rollout.kserve.move import move as change_mode
 
     settings, store = volume.load(), volume.of_model(model)
     kserve = served_by_kserve(settings)
-    if mode not in (movable := movable_modes()):
-        raise UnknownName("mode to move to", mode, movable)
+    check_known("mode to move to", mode, movable_modes())
     result = change_mode(connect(namespace=kserve.namespace), store, serving_of(store, settings), kserve, mode)
     text, failure = f"{result.release} is served in mode {mode}", None
     if answers := result.answers:
@@ -127,7 +126,7 @@ def render(
     """
     from pipeline.cluster.manifests import as_text
     from pipeline.settings.config import served_by_kserve
-    from stages.parts.base.errors import UnknownName
+    from stages.parts.base.errors import check_known
     from stages.parts.releases.release import current_release, find
     from stages.rollout.kserve.modes import MODES
     from stages.rollout.kserve.modes import render as objects_of
@@ -137,8 +136,7 @@ def render(
     settings, models = options.load(), options.of_model(model)
     name, stable = find(models, release) if release else chosen(models), current_release(models)
     kserve, mode = served_by_kserve(settings), mode or settings.kserve.mode
-    if mode not in MODES:
-        raise UnknownName("mode (no cluster is asked for its own)", mode, MODES)
+    check_known("mode (no cluster is asked for its own)", mode, MODES)
     endpoint = KServeEndpoint(models, settings.serving, kserve, kserve.namespace or "default")
     beside, rollout = stable if stable != name else None, settings.rollout
     percent, copied = (0, rollout.mirror.percent) if rollout.mirror and beside else (rollout.steps[0], 0)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pipeline.argo.template import create_once, installed, of_template
 from pipeline.workflow.parameters import NAME, resolve_key
-from stages.parts.base.errors import EventRefused, InvalidName, UnknownName
+from stages.parts.base.errors import EventRefused, InvalidName, check_known
 from stages.parts.base.store import directory_name
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
@@ -140,8 +140,7 @@ PROVIDERS: Final[dict[str, Provider]] = {
 
 def push_of(provider: str, body: Any) -> Push:
     """Map the *body* that *provider* posted. Raises: EventRefused: it starts no run; UnknownName."""
-    if provider not in PROVIDERS:
-        raise UnknownName("provider", provider, list(PROVIDERS))
+    check_known("provider", provider, PROVIDERS)
     return PROVIDERS[provider].push(body)
 
 

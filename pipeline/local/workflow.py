@@ -17,7 +17,7 @@ from pipeline.local.resources import MachineResources, request
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
 from pipeline.runs.state import EXIT_NODE, Node, Phase, RunState
-from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, check_known
 from stages.parts.base.settings import parse as parse_model
 
 
@@ -42,8 +42,7 @@ class Workflow:
         """Return the values of the workflow's parameters for one run: *arguments*, else the manifest's own values."""
         parameters = {parameter.name: parameter for parameter in self.spec.arguments.parameters}
         for name in arguments:
-            if name not in parameters:
-                raise UnknownName("workflow parameter", name, parameters)
+            check_known("workflow parameter", name, parameters)
         values = {name: arguments.get(name, parameter.value) for name, parameter in parameters.items()}
         bound = {name: value for name, value in values.items() if value is not None}
         if unbound := [name for name in values if name not in bound]:

@@ -26,7 +26,7 @@ from scoring.capacity.speed import Requests
 from scoring.capacity.weights import Parameters, count_parameters, stored_bytes, with_stored
 from scoring.closed import PlanRecord
 from scoring.names import recipe_of, variant_of
-from stages.parts.base.errors import ConfigError, UnknownName, UnusableModel
+from stages.parts.base.errors import ConfigError, UnusableModel, check_known
 from stages.parts.base.store import ModelStore
 from stages.parts.model.description import Description
 from stages.parts.records.evaluation import ColdStart, cold_starts
@@ -182,8 +182,7 @@ def choose_accelerators(catalogue: Mapping[str, Accelerator], names: str | None)
     """Pick the accelerators that *names* lists, separated by commas, or all. Raises: UnknownName."""
     listed = [name.strip() for name in names.split(",")] if names else list(catalogue)
     for name in listed:
-        if name not in catalogue:
-            raise UnknownName("accelerator", name, catalogue)
+        check_known("accelerator", name, catalogue)
     return {name: catalogue[name] for name in listed}
 
 
@@ -252,8 +251,7 @@ def with_prices(
         name, _, text = assignment.partition("=")
         if not re.fullmatch(r"\d+(\.\d+)?", text) or not float(text):
             raise ConfigError(f"--price {assignment}: not of the form GPU=PRICE", hint="for example --price h100=2.50")
-        if name not in accelerators:
-            raise UnknownName("accelerator", name, accelerators)
+        check_known("accelerator", name, accelerators)
         per_hour[name] = float(text)
     priced = {name: accelerators[name].model_copy(update={"price_per_hour": price}) for name, price in per_hour.items()}
     return {**accelerators, **priced}

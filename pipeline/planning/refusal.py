@@ -16,8 +16,8 @@ from stages.parts.base.errors import (
     HubUnavailable,
     ModelNotFound,
     SlipwayError,
-    UnknownName,
     UnusableModel,
+    check_known,
 )
 from stages.parts.base.store import ModelStore
 from stages.parts.cluster.nodes import quantity
@@ -99,8 +99,7 @@ def place_of(config: RunConfig) -> Place | None:
     if cluster.accelerator is None:
         return None
     accelerators = catalogue()
-    if cluster.accelerator not in accelerators:
-        raise UnknownName("accelerator", cluster.accelerator, accelerators)
+    check_known("accelerator", cluster.accelerator, accelerators)
     return Place(cluster.accelerator, accelerators[cluster.accelerator], most)
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.parts.base.errors import ConfigError, MissingRun, RunFailed, UnknownName
+from stages.parts.base.errors import ConfigError, MissingRun, RunFailed, check_known
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
@@ -99,8 +99,7 @@ class RunState(_Timed):
 
     def with_log(self, task: str) -> str:
         """Return the task whose log is meant: of a DAG with one task, that task; of the exit handler, its first one."""
-        if task not in (names := [node.name for node in self.nodes]):
-            raise UnknownName("task", task, names)
+        check_known("task", task, [node.name for node in self.nodes])
         inner = [node.name for node in self.nodes if node.parent == task]
         return inner[0] if len(inner) == 1 or (inner and task == EXIT_NODE) else task
 
@@ -112,8 +111,8 @@ class RunState(_Timed):
         waiting = [node.name for node in self.nodes if node.kind == "Suspend" and node.phase == "Running"]
         if not waiting:
             raise ConfigError(f"nothing in run {self.name} is suspended")
-        if task is not None and task not in waiting:
-            raise UnknownName("suspended task", task, waiting)
+        if task is not None:
+            check_known("suspended task", task, waiting)
         return [name for name in waiting if task in (None, name)]
 
     def message_of(self, node: Node) -> str:

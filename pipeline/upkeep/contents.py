@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.local.folder import LOCK, engine_of
-from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, check_known
 from stages.parts.base.store import ModelStore, Record, files_in
 from stages.parts.model.name import ModelName
 from stages.report.run_report import JSON
@@ -54,8 +54,7 @@ def models_in(root: Path, model: str | None = None) -> list[ModelStore]:
     if model is None:
         return list(stores.values())
     name = ModelName.parse(model).id
-    if name not in stores:
-        raise UnknownName("model", name, stores)
+    check_known("model", name, stores)
     return [stores[name]]
 
 

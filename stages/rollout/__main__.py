@@ -68,7 +68,7 @@ def _summary(store: ModelStore, journal: Journal) -> str:
         was = "is still" if journal.kind == "refresh" else "is now"
         return f"{journal.release} {was} what clients get: {journal.reason}"
     summary = f"{journal.release} at {journal.percent} %, {journal.state}"
-    if journal.state == "awaiting approval" and not (journal.run and journal.target != LOCAL):
+    if journal.state == "awaiting approval" and not journal.in_workflow:
         summary += f": slipway rollout promote {store.model}"
     return summary + (f"; {journal.analyses[-1].reason}" if journal.analyses else "")
 

@@ -136,21 +136,21 @@ class OneMachine:
         return ""  # its servers take as much as the stable release's do
 
     def shift(self, release: str, percent: int) -> None:
-        with self._wanted() as roles:
-            if roles.replaced and roles.stable == release:
-                return  # it has replaced the stable release and has all requests
-            _check_canary(roles, release)
-            roles.model_copy(update={"percent": percent, "copied": 0}).write(self._store.path / WANTED)
-        self._until(lambda now: (now.canary, now.percent, now.copied) == (release, percent, 0))
+        self._give(release, percent=percent, copied=0)
 
     def cannot_copy(self) -> str:
         return ""
 
     def copy(self, release: str, percent: int) -> None:
+        self._give(release, percent=0, copied=percent)
+
+    def _give(self, release: str, **shares: int) -> None:
         with self._wanted() as roles:
+            if roles.replaced and roles.stable == release:
+                return  # it has replaced the stable release and has all requests
             _check_canary(roles, release)
-            roles.model_copy(update={"percent": 0, "copied": percent}).write(self._store.path / WANTED)
-        self._until(lambda now: (now.canary, now.percent, now.copied) == (release, 0, percent))
+            roles.model_copy(update=shares).write(self._store.path / WANTED)
+        self._until(lambda now: now.canary == release and shares.items() <= vars(now).items())
 
     def copies(self, release: str) -> Sequence[CopiedRequest]:
         return self._copies.read(release)

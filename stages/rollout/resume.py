@@ -7,7 +7,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Final
 
-from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, UnknownName
+from stages.parts.base.errors import ConfigError, Conflict, NothingToServe, check_known
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
@@ -97,8 +97,7 @@ def check_canary(store: ModelStore, split: Split, release: str) -> None:
 def check_point(until: str, settings: Rollout) -> None:
     """Raise UnknownName if *until* is not a point of a rollout with these settings."""
     points = [DEPLOY, *map(str, settings.steps), PROMOTE]
-    if until not in points:
-        raise UnknownName("step", until, points)
+    check_known("step", until, points)
 
 
 def reached(journal: Journal, until: str) -> bool:

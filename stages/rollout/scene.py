@@ -144,10 +144,7 @@ class Scene:
         return short_s if self.short else long_s
 
     def counters(self) -> Counters:
-        """Read the servers' counters; all are zero where these can't be reached, as from outside of a cluster."""
-        with contextlib.suppress(SlipwayError):
-            return self.target.counters(self.release)
-        return ZERO
+        return counters_of(self.target, self.release)
 
     def files(self) -> int:
         """Count the open files and connections of the endpoint's processes; 0 where they are not on this machine."""
@@ -255,6 +252,13 @@ def access_to(store: ModelStore, url: str, via: str = "") -> Access:
     running = endpoint(store)
     certificate = running.serving.get("tls_certificate") if running and running.url == url else None
     return Access(url, store.model, api_key(), via, certificate)
+
+
+def counters_of(target: Target, release: str) -> Counters:
+    """Read a release's counters; all are zero where they can't be reached, as from outside of a cluster."""
+    with contextlib.suppress(SlipwayError):
+        return target.counters(release)
+    return ZERO
 
 
 def seconds_until(done: Callable[[], bool], since: float, limit_s: float, poll_s: float) -> float | None:

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.notify import notify
@@ -180,14 +182,9 @@ class StateMachine:
         journal = self.journal
         if journal.kind in ("refresh", "rollback") or not journal.settings.agreement:
             return ""
-        for tries_left in reversed(range(QUESTION_TRIES)):
-            try:
-                agreed = agreement(self.store, self.target, journal.release)
-                break
-            except ServerFailed:
-                if not tries_left:
-                    raise
-                self._pause()
+        tries, failed = stop_after_attempt(QUESTION_TRIES), retry_if_exception_type(ServerFailed)
+        ask = Retrying(stop=tries, retry=failed, sleep=lambda _: self._pause(), reraise=True)
+        agreed = ask(agreement, self.store, self.target, journal.release)
         if agreed is not None:
             check = check_quality(journal.settings, agreed)
             return "" if check.verdict == "pass" else check.text
@@ -205,7 +202,7 @@ class StateMachine:
         self._enter(state, step=step, observed=observed, window=None)
         if state == "awaiting approval":
             way = "in Argo's user interface, or with argo resume"
-            way = way if self._in_workflow() else f"slipway rollout promote {self.store.model}"
+            way = way if self.journal.in_workflow else f"slipway rollout promote {self.store.model}"
             self._say(f"to approve: {way}")
             notify(self.store.model, "awaiting approval", f"{journal.release} at {journal.share}; to approve: {way}")
 
@@ -386,14 +383,10 @@ class StateMachine:
     def _say(self, line: str) -> None:
         say(f"rollout: {line}")
 
-    def _in_workflow(self) -> bool:
-        """Whether a cluster's workflow runs it: its readers have no store, which the rollout's commands need."""
-        return bool(self.journal.run) and self.journal.target != records.LOCAL
-
     def _failure(self) -> RolledBack | ServerFailed:
         release, reason = self.journal.release, self.journal.reason
         hint = f"slipway rollout status {self.store.model}"
-        if self._in_workflow():
+        if self.journal.in_workflow:
             hint = "what was observed is in the run's report, and on the volume in the model's rollouts.jsonl"
         if self.journal.kind in ("first", "refresh"):
             served = "is not served" if self.journal.kind == "first" else "is not served as asked"

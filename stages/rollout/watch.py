@@ -19,7 +19,7 @@ from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import serving_here
 from stages.parts.machine.hardware import hardware
-from stages.parts.records.rollout import LOCAL, ZERO, Counters, under_way
+from stages.parts.records.rollout import LOCAL, Counters, under_way
 from stages.parts.records.watch import Look, judged, seen
 from stages.parts.releases import release as releases
 from stages.parts.releases.pinned import MeasuredWith
@@ -27,7 +27,7 @@ from stages.parts.vllm.client import Access, engine_version, longest_request
 from stages.parts.vllm.probes import check_probes
 from stages.rollout.commands import roll_back
 from stages.rollout.observation import agreement
-from stages.rollout.scene import access_to, served
+from stages.rollout.scene import access_to, counters_of, served
 from stages.rollout.slices import Timing, send_pairs
 from stages.rollout.target import Target
 
@@ -54,7 +54,7 @@ def look(store: ModelStore, target: Target, via: str = "") -> Look | None:
         return None
     access, serving = access_to(store, target.client_url(), via), target.serving_of(release)
     since = max((move.ended_at for move in releases.history(store) if move.result == "promoted"), default=None)
-    former, before = seen(store).of(release, since), _counters(target, release)
+    former, before = seen(store).of(release, since), counters_of(target, release)
     outside, inside, clients, clients_failed = _outside(store, target, before), [], 0, 0
     if former and former[-1].instance == before.instance:  # both counted since the same start
         answered, failed = former[-1].counted
@@ -72,7 +72,7 @@ def look(store: ModelStore, target: Target, via: str = "") -> Look | None:
     here = hardware() if target.name == LOCAL else None
     if moved := MeasuredWith.of(store.releases / release).moved(stack, here, serving.dtype):
         inside.append(f"it {moved}")
-    after, timed = _counters(target, release), [timing for timing in timings if timing.answered]
+    after, timed = counters_of(target, release), [timing for timing in timings if timing.answered]
     shown = Look(
         release=release,
         at=at,
@@ -119,12 +119,6 @@ def _load(access: Access, at: datetime) -> list[Timing]:
         names = [f"{at.isoformat()} {len(timings) + user}" for user in range(USERS)]
         timings += [timed for (timed,) in send_pairs([access], names, PROMPT_TOKENS, 0.0, TIMEOUT_S)]
     return timings
-
-
-def _counters(target: Target, release: str) -> Counters:
-    with contextlib.suppress(ServerFailed, TransientError):
-        return target.counters(release)
-    return ZERO
 
 
 def _outside(store: ModelStore, target: Target, now: Counters) -> list[str]:

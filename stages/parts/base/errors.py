@@ -104,6 +104,12 @@ class UnknownName(ConfigError):
         super().__init__(f"unknown {kind} {name!r}", hint=f"{question}known: {listed}{remainder}")
 
 
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise UnknownName unless *name* is among *known*."""
+    if name not in known:
+        raise UnknownName(kind, name, known)
+
+
 class InvalidName(ConfigError): ...
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, check_known
 from stages.parts.base.store import Record, exclusive, write_json
 
 FILE: Final = "clients.json"
@@ -131,8 +131,7 @@ def _with_new_key(client: Client) -> tuple[Client, str]:
 
 
 def _named(clients: Mapping[str, Client], name: str) -> Client:
-    if name not in clients:
-        raise UnknownName("client", name, known=clients)
+    check_known("client", name, clients)
     return clients[name]
 
 

@@ -45,10 +45,9 @@ STOP_TIMEOUT_S: Final = 60.0 + DRAIN_S
 State = Literal["starting", "up", "down", "failed"]
 
 
-class Wanted(Record):
-    """``serving.json``: what is to be served. The supervisor brings it into force, now or when it is started again."""
+class BesideStable(Record):
+    """What is served beside the stable release, and of which requests."""
 
-    stable: str
     canary: str | None = None
     percent: int = 0
     """The canary's share of new requests."""
@@ -56,6 +55,12 @@ class Wanted(Record):
     """The share of the clients' new requests, in %, of which the canary gets copies; nobody gets its answers."""
     standby: str | None = None
     """An earlier stable release that is kept warm."""
+
+
+class Wanted(BesideStable):
+    """``serving.json``: what is to be served. The supervisor brings it into force, now or when it is started again."""
+
+    stable: str
     replaced: str | None = None
     """The release that the stable one has replaced because both do not fit; it returns if that one is withdrawn."""
 
@@ -85,7 +90,7 @@ class ServerState(Record):
     hint: str = ""
 
 
-class Endpoint(Record):
+class Endpoint(BesideStable):
     """``endpoint.json``: what serves a model; written once it has answered, and whenever it changes."""
 
     pid: int
@@ -95,12 +100,6 @@ class Endpoint(Record):
     model: str
     release: str
     """The stable one."""
-    canary: str | None = None
-    percent: int = 0
-    """The canary's share of new requests that is in force."""
-    copied: int = 0
-    """See ``Wanted``."""
-    standby: str | None = None
     servers: tuple[ServerState, ...] = ()
     log: str
     serving: dict[str, Any]

@@ -21,7 +21,17 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.endpoint import DRAIN_S, LOG, RECORD, SERVERS, WANTED, Endpoint, Wanted, api_key
+from stages.parts.endpoint.endpoint import (
+    DRAIN_S,
+    LOG,
+    RECORD,
+    SERVERS,
+    WANTED,
+    BesideStable,
+    Endpoint,
+    Wanted,
+    api_key,
+)
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
@@ -232,7 +242,7 @@ class _Supervisor:
             url=f"{'https' if self._tls else 'http'}://{reachable(self._serving.host)}:{self._port}",
             model=self._store.model,
             release=wanted.stable,
-            **wanted.model_dump(include={"canary", "percent", "copied", "standby"}),
+            **wanted.model_dump(include=set(BesideStable.model_fields)),
             servers=tuple(server.state for servers in self._servers.values() for server in servers),
             log=str(self._store.path / LOG),
             serving=self._serving.model_dump(mode="json"),

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.parts.base.errors import ConfigError, UnknownName
+from stages.parts.base.errors import ConfigError, check_known
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS
@@ -24,8 +24,7 @@ def text_path(text: str, kind: str) -> Path:
     """
     if not is_path(text):
         texts = {path.stem: path for path in (CONFIGS / kind).glob("*.txt")}
-        if text not in texts:
-            raise UnknownName(f"{kind} text", text, texts)
+        check_known(f"{kind} text", text, texts)
         return texts[text]
     path = Path(text).expanduser()
     if not path.is_file():

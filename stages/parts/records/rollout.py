@@ -300,6 +300,11 @@ class Journal(Record):
         return self.state in ENDED
 
     @property
+    def in_workflow(self) -> bool:
+        """Whether a cluster's workflow runs it: its readers have no store, which the rollout's commands need."""
+        return bool(self.run) and self.target != LOCAL
+
+    @property
     def copied(self) -> int:
         """The share of the clients' requests of which the canary gets copies, or is about to."""
         copying = self.steps[:1] == (0,) and self.percent == 0
