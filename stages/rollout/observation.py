@@ -89,11 +89,13 @@ def agreement(store: ModelStore, target: Target, release: str) -> float | None:
     return agreed if math.isfinite(agreed) else 0.0
 
 
+@dataclass
 class Observer:
     """Observes the present step of a rollout."""
 
-    def __init__(self, store: ModelStore, target: Target, journal: Journal) -> None:
-        self.store, self.target, self.journal = store, target, journal
+    store: ModelStore
+    target: Target
+    journal: Journal
 
     def look(self, elapsed_s: float) -> StepLook:
         """Judge what the step has shown so far. The pairs of a look are sent evenly over a part of the time until the

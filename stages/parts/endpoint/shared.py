@@ -31,7 +31,7 @@ from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.endpoint import LOCK, SERVERS, WANTED, Wanted, api_key, holder, serving_here
 from stages.parts.endpoint.envoy import SHARED_SOCKET, proxying
 from stages.parts.endpoint.routing import Backend, Routing
-from stages.parts.endpoint.supervised_server import RestartPolicy
+from stages.parts.endpoint.supervised_server import pause_before_s
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.model.adapter import adapters_in
 from stages.parts.vllm.client import read_metrics
@@ -49,8 +49,8 @@ class SharedProcess:
     """The process of the shared addresses, as a supervisor with these settings keeps it up. Raises Conflict if it runs
     with others, PortInUse if something else listens on ``serving.shared_port``."""
 
-    def __init__(self, root: Path, serving: AskedServing, policy: RestartPolicy) -> None:
-        self._root, self._folder, self._serving, self._policy = root, root / FOLDER, serving, policy
+    def __init__(self, root: Path, serving: AskedServing) -> None:
+        self._root, self._folder, self._serving = root, root / FOLDER, serving
         self._child: subprocess.Popen[bytes] | None = None
         self._due, self._starts = 0.0, 0
         if not (serving.shared_port or serving.metrics_address):
@@ -68,7 +68,7 @@ class SharedProcess:
             return
         runs = holder(self._folder / LOCK) or (self._child and self._child.poll() is None)
         self._starts = 0 if runs else self._starts + 1
-        self._due = time.monotonic() + self._policy.pause_s(self._starts)
+        self._due = time.monotonic() + pause_before_s(self._starts)
         if runs:
             return
         variables = {**os.environ, STORE_VARIABLE: str(self._root)}

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -26,31 +26,27 @@ from stages.parts.vllm.server import POLL_S, Server, ServerSpec, running
 PREVIOUS: Final = ".previous.log"
 LOG_BYTES: Final = 16 << 20
 """The length at which a server's log is rotated; vLLM writes its load to it every ten seconds."""
+HEALTH_INTERVAL_S: Final = 5.0
+UNHEALTHY_CHECKS: Final = 3
+"""After this many failed checks in a row, a server that still runs counts as hung."""
+CRASHES: Final = 5
+"""The most failures in a row. A server that was healthy for ``STABLE_S`` starts the count again."""
+STABLE_S: Final = 120.0
+FIRST_PAUSE_S: Final = 1.0
+"""Before the first restart; doubled for each further one."""
+LONGEST_PAUSE_S: Final = 60.0
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
-    """When a server is restarted, and when it is given up."""
-
-    health_interval_s: float = 5.0
-    unhealthy_checks: int = 3
-    """After this many failed checks in a row, a server that still runs counts as hung."""
-    crashes: int = 5
-    """The most failures in a row. A server that was healthy for ``stable_s`` starts the count again."""
-    stable_s: float = 120.0
-    first_pause_s: float = 1.0
-    """Before the first restart; doubled for each further one."""
-    longest_pause_s: float = 60.0
-
-    def pause_s(self, failures: int) -> float:
-        return min(self.longest_pause_s, self.first_pause_s * 2.0 ** (failures - 1))
+def pause_before_s(failures: int) -> float:
+    """Compute how long to wait with a restart after that many failures in a row."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
 
 
 class SupervisedServer:
     """A server of a release, from now until ``stop``. Only the proxy and this user reach it, through a Unix socket. A
     log of that name is set aside first. *changed* is set whenever ``state`` or ``backend`` changes."""
 
-    def __init__(self, spec: ServerSpec, policy: RestartPolicy, changed: threading.Event) -> None:
+    def __init__(self, spec: ServerSpec, changed: threading.Event) -> None:
         self.release, self._replica, self.half = spec.directory.name, spec.replica, spec.half
         self._name = self.release
         if (count := spec.settings.replicas) > 1:
@@ -60,7 +56,7 @@ class SupervisedServer:
         """Whether it has been up."""
         self.error: SlipwayError | None = None
         """Why it failed for good."""
-        self._spec, self._policy, self._changed = spec, policy, changed
+        self._spec, self._changed = spec, changed
         self._stop = threading.Event()
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -119,13 +115,13 @@ class SupervisedServer:
             except (ServerFailed, ServerKilled) as error:
                 if ready_at is None and failures == 0 and isinstance(error, ServerFailed):
                     raise
-                stable = ready_at is not None and time.monotonic() - ready_at > self._policy.stable_s
+                stable = ready_at is not None and time.monotonic() - ready_at > STABLE_S
                 failures, ready_at = 1 if stable else failures + 1, None
-                if failures > self._policy.crashes:
+                if failures > CRASHES:
                     raise ServerFailed(
                         f"vLLM failed {failures} times in a row; the last failure: {error}", hint=error.hint
                     ) from error
-                pause_s = self._policy.pause_s(failures)
+                pause_s = pause_before_s(failures)
                 self._enter("down", message=str(error), hint=error.hint)
                 say(f"{self._name}: {error}; restarting it in {pause_s:g} s (failure {failures} in a row)")
                 self._pause(pause_s)
@@ -134,7 +130,7 @@ class SupervisedServer:
         """Check the server's health, and read what it has counted, as long as it is well."""
         unhealthy = 0
         while True:
-            due = time.monotonic() + self._policy.health_interval_s
+            due = time.monotonic() + HEALTH_INTERVAL_S
             while time.monotonic() < due:
                 server.check_alive()
                 self._pause(POLL_S)
@@ -142,7 +138,7 @@ class SupervisedServer:
                 rotate_log(self._spec.log)
             meter.read()
             unhealthy = 0 if healthy(server.url) else unhealthy + 1
-            if unhealthy >= self._policy.unhealthy_checks:
+            if unhealthy >= UNHEALTHY_CHECKS:
                 server.check_alive()
                 raise ServerFailed(
                     f"vLLM runs but failed {unhealthy} health checks in a row", hint=f"see {server.log.path}"

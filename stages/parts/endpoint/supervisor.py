@@ -36,23 +36,20 @@ from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
 from stages.parts.endpoint.shared import SharedProcess
-from stages.parts.endpoint.supervised_server import RestartPolicy, SupervisedServer, failure_of
+from stages.parts.endpoint.supervised_server import CRASHES, FIRST_PAUSE_S, SupervisedServer, failure_of
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.model.adapter import adapters_in
 from stages.parts.releases.pinned import pinned
 from stages.parts.vllm.client import reachable
 from stages.parts.vllm.server import ServerSpec, reserved_port
 
-DEFAULT_POLICY: Final = RestartPolicy()
 POLL_S: Final = 0.1
 PAUSE_S: Final = 5.0
 WITHDRAWN_DRAIN_S: Final = 600
 """A server that gets no new requests may finish the others within this time; the endpoint keeps serving meanwhile."""
 
 
-def serve_foreground(
-    store: ModelStore, serving: AskedServing, policy: RestartPolicy = DEFAULT_POLICY, *, resume: bool = False
-) -> None:
+def serve_foreground(store: ModelStore, serving: AskedServing, *, resume: bool = False) -> None:
     """Serve the published release or, to *resume*, what ``serving.json`` asks for, until interrupted; a rollout that
     was under way is resumed in any case.
 
@@ -64,12 +61,12 @@ def serve_foreground(
         if former is None or not complete or not (resume or former.tried):
             Wanted(stable=endpoints.published(store).name).write(store.path / WANTED)
         try:
-            supervise(store, serving, policy)
+            supervise(store, serving)
         finally:
             (store.path / RECORD).unlink(missing_ok=True)
 
 
-def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -> NoReturn:
+def supervise(store: ModelStore, serving: AskedServing) -> NoReturn:
     """Serve what ``serving.json`` asks for, until a signal or an error.
 
     Raises:
@@ -81,7 +78,7 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
     """
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port(serving.host, serving.port))
-        supervisor = _Supervisor(store, serving, policy, port)
+        supervisor = _Supervisor(store, serving, port)
         stack.callback(UsageImporter(store, usage_url()).stop)  # after the servers' last readings
         stack.callback(supervisor.stop)
         while True:
@@ -99,10 +96,10 @@ def supervise(store: ModelStore, serving: AskedServing, policy: RestartPolicy) -
 class _Supervisor:
     """The servers, the proxy (once a server is up), and what is in force."""
 
-    def __init__(self, store: ModelStore, serving: AskedServing, policy: RestartPolicy, port: int) -> None:
-        self._store, self._serving, self._policy, self._port = store, serving, policy, port
+    def __init__(self, store: ModelStore, serving: AskedServing, port: int) -> None:
+        self._store, self._serving, self._port = store, serving, port
         self._tls = tls_of(serving)
-        self._shared = SharedProcess(store.root, serving, policy)
+        self._shared = SharedProcess(store.root, serving)
         self._door = Door(store.root, store.model, api_key())
         self._balance = Balance(serving.replicas, serving.affinity, serving.request_timeout_s)
         self._servers: dict[str, list[SupervisedServer]] = {}
@@ -179,7 +176,7 @@ class _Supervisor:
                 replica=replica,
                 adapters=adapters,
             )
-            self._servers[release].append(SupervisedServer(spec, self._policy, self.changed))
+            self._servers[release].append(SupervisedServer(spec, self.changed))
 
     def _route(self, wanted: Routing) -> bool:
         """Bring the split into force, and return whether it is. This starts the proxy the first time, and again if it
@@ -204,12 +201,12 @@ class _Supervisor:
                 self._proxy = self._proxy_stack.enter_context(proxy)
         except ServerFailed as error:
             self._proxy_failures += 1
-            if not self.serving or self._proxy_failures > self._policy.crashes:
+            if not self.serving or self._proxy_failures > CRASHES:
                 raise
             say(f"{error}; restarting Envoy (failure {self._proxy_failures} in a row)")
             self._proxy = None
             self._proxy_stack.close()
-            time.sleep(self._policy.first_pause_s * (self._proxy_failures - 1))
+            time.sleep(FIRST_PAUSE_S * (self._proxy_failures - 1))
             return False
         self._proxy_failures = 0
         return True

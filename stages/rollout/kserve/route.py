@@ -89,8 +89,11 @@ class RouteTarget(ServicePerReleaseTarget):
     def stable_of(self, services: Mapping[str, Object]) -> str | None:
         if (route := self._route()) is None:
             return None
-        first = _backends(route)[0]
-        stable = next((release for release in services if self.deployment(release) == first), None)
+        rules = route["spec"].get("rules", [])
+        backends = [backend["name"] for backend in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
+        if not backends:  # it is not as the rollout made it
+            raise Conflict(f"the route {route['metadata']['name']} was changed beyond its weights", hint="remove it")
+        stable = next((release for release in services if self.deployment(release) == backends[0]), None)
         if stable is None:
             raise Conflict(
                 f"the route {route['metadata']['name']} leads to a Service of somebody else", hint="remove the route"
@@ -160,15 +163,6 @@ class RouteTarget(ServicePerReleaseTarget):
     def _route(self) -> Object | None:
         """Read the rollout's own route; raise Conflict if there is one of somebody else under its name."""
         return self.objects.ours(HTTP_ROUTES, route_name(self.endpoint))
-
-
-def _backends(route: Object) -> list[str]:
-    """List the Services; raise Conflict if the route is not as the rollout made it."""
-    rules = route["spec"].get("rules", [])
-    backends = [backend["name"] for backend in rules[0].get("backendRefs", [])] if len(rules) == 1 else []
-    if not backends:
-        raise Conflict(f"the route {route['metadata']['name']} was changed beyond its weights", hint="remove it")
-    return backends
 
 
 MODE = Mode(

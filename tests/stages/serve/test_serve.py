@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from stages.parts.base.errors import Interrupted, ServerFailed
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore, write_json
+from stages.parts.endpoint import supervised_server
 from stages.parts.endpoint.clients import OWN, UNATTRIBUTED
 from stages.parts.endpoint.endpoint import WANTED, Endpoint, Wanted, endpoint
-from stages.parts.endpoint.supervised_server import RestartPolicy
 from stages.parts.endpoint.supervisor import supervise
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
@@ -62,7 +62,8 @@ OFFER: dict[str, Any] = {
     "tool_choice": "auto",
     "max_tokens": 8,
 }
-HASTY = RestartPolicy(health_interval_s=0.3, unhealthy_checks=2, crashes=2, stable_s=60, first_pause_s=0.1)
+HASTY = {"HEALTH_INTERVAL_S": 0.3, "UNHEALTHY_CHECKS": 2, "CRASHES": 2, "STABLE_S": 60, "FIRST_PAUSE_S": 0.1}
+"""When a server is restarted, and when it is given up."""
 
 
 def serve(store: ModelStore, *arguments: str, serving: Any = None, **variables: str) -> Said:
@@ -298,16 +299,16 @@ def test_in_the_foreground_ctrl_c_ends_successfully(store: ModelStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "policy", "message"),
+    ("behaviour", "limits", "message"),
     [
         (
             {"ends_when_checked": True},
-            replace(HASTY, unhealthy_checks=1000),
+            HASTY | {"UNHEALTHY_CHECKS": 1000},
             "vLLM failed 3 times in a row; the last failure: vLLM ended: RuntimeError: out of luck",
         ),
         (
             {"ends_when_checked": "engine", "engine": "sleep 1000"},
-            replace(HASTY, unhealthy_checks=1000),
+            HASTY | {"UNHEALTHY_CHECKS": 1000},
             "vLLM failed 3 times in a row; the last failure: vLLM's EngineCore was ended by SIGKILL while it served",
         ),
         ({"unhealthy": True}, HASTY, "vLLM failed 3 times in a row; .* failed 2 health checks in a row"),
@@ -317,16 +318,18 @@ def test_in_the_foreground_ctrl_c_ends_successfully(store: ModelStore) -> None:
 def test_a_server_that_dies_or_hangs_is_restarted_but_not_for_ever(
     store: ModelStore,
     behaviour: dict[str, object],
-    policy: RestartPolicy,
+    limits: dict[str, float],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    for name, limit in limits.items():
+        monkeypatch.setattr(supervised_server, name, limit)
     release = publish(store, 1, stand_in_variant(store, "fp16", **behaviour))
     Wanted(stable=release).write(store.path / WANTED)
     with pytest.raises(ServerFailed, match=message):
-        supervise(store, Serving.model_validate(SERVING), policy)
+        supervise(store, Serving.model_validate(SERVING))
     said = capsys.readouterr().err
     assert said.count(f"{release} is up") == 3
     assert said.count("/v1") == 1, "clients keep their address"
@@ -340,7 +343,8 @@ def test_old_crashes_of_a_server_that_was_healthy_for_long_do_not_count(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     Wanted(stable=publish(store, 1, stand_in_variant(store, "fp16", ends_when_checked=True))).write(store.path / WANTED)
-    forgiving = RestartPolicy(health_interval_s=0.1, unhealthy_checks=1000, crashes=1, stable_s=0.01, first_pause_s=0.1)
+    for name, limit in (HASTY | {"UNHEALTHY_CHECKS": 1000, "CRASHES": 1, "STABLE_S": 0.01}).items():
+        monkeypatch.setattr(supervised_server, name, limit)
     said = ""
 
     def look(number: int, _: object) -> None:
@@ -354,7 +358,7 @@ def test_old_crashes_of_a_server_that_was_healthy_for_long_do_not_count(
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(Interrupted):
-            supervise(store, Serving.model_validate(SERVING), forgiving)
+            supervise(store, Serving.model_validate(SERVING))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
