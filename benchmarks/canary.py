@@ -103,15 +103,9 @@ class SimulatedTarget:
 
 
 class SimulatedObserver(Observer):
-    def __init__(self, store: ModelStore, target: Target, journal: Journal, simulation: Simulation) -> None:
-        super().__init__(store, target, journal)
-        self.simulation = simulation
-
-    def clock(self) -> float:
-        return self.simulation.now_s
-
-    def now(self) -> datetime:
-        return moment(self.clock())
+    def __init__(self, rollout: SimulatedRollout) -> None:
+        super().__init__(rollout.store, rollout.target, rollout.journal, rollout._elapsed_s)
+        self.simulation = rollout.simulation
 
     def slo(self) -> Slo:
         return SLO
@@ -142,7 +136,7 @@ class SimulatedRollout(StateMachine):
         pass
 
     def _observer(self) -> Observer:
-        return SimulatedObserver(self.store, self.target, self.journal, self.simulation)
+        return SimulatedObserver(self)
 
 
 def moment(seconds: float) -> datetime:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 from typing import Final, Literal
 
 from scoring import canary as stats
@@ -59,12 +59,11 @@ class Observation:
     canary: Counters
     stable: Counters | None
     """None if they can't be read."""
-    agreement: float | None
-    """With the recorded answers, 0–1; None if the canary was not asked."""
     seconds: float
-    at: datetime
-    slo: Slo | None = None
+    slo: Slo | None
     """The targets of the workload that the canary was measured with."""
+    agreement: float | None = None
+    """With the recorded answers, 0–1; None if the canary was not asked."""
 
     @property
     def even(self) -> list[Slice]:
@@ -111,7 +110,7 @@ def analyse(observation: Observation) -> Analysis:
         reason=reason,
         checks=tuple(checks),
         seconds=round(observation.seconds, 3),
-        at=observation.at,
+        at=journal.entered_at + timedelta(seconds=observation.seconds),
     )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from stages.parts.base.errors import ServerFailed, TransientError
@@ -96,11 +94,13 @@ class Observer:
     store: ModelStore
     target: Target
     journal: Journal
+    elapsed_s: Callable[[], float]
+    """Tells for how long the step has been observed."""
 
-    def look(self, elapsed_s: float) -> StepLook:
+    def look(self) -> StepLook:
         """Judge what the step has shown so far. The pairs of a look are sent evenly over a part of the time until the
         next one. Raises as the target does."""
-        journal, settings = self.journal, self.journal.settings
+        journal, settings, elapsed_s = self.journal, self.journal.settings, self.elapsed_s()
         canary, stable = self.target.counters(journal.release), self._counters_of_stable()
         alone = journal.percent == 100  # with all the clients' requests
         # Read now, those of the time in which it could not be observed are left out where the observation begins anew.
@@ -120,9 +120,8 @@ class Observer:
         if window is None or (compared and (window.stable is None or compared.restarted_since(window.stable))):
             return StepLook("the step has just begun", changes=changes)
         if settings.synthetic:
-            began_s = self.clock()
             window = self._with_pairs(window, prompt_tokens(canary, stable), elapsed_s)
-            elapsed_s += self.clock() - began_s
+            elapsed_s = self.elapsed_s()
             canary, stable = self.target.counters(journal.release), self._counters_of_stable() or stable
         if copied:
             window = window.model_copy(update={"open": add_copies(window.open or Slice(seconds=elapsed_s), copied)})
@@ -130,12 +129,6 @@ class Observer:
         if window.open and elapsed_s - window.open.seconds >= slice_s:
             window = end_slice(window, canary, stable, elapsed_s, late_s(slices_of(self.journal, window)))
         return self._judge(window, canary, stable, elapsed_s)
-
-    def clock(self) -> float:
-        return time.monotonic()
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
 
     def _counters_of_stable(self) -> Counters | None:
         """Read them, if the platform can now: that it can't is not the canary's fault."""
@@ -146,16 +139,7 @@ class Observer:
     def _judge(self, window: Window, canary: Counters, stable: Counters | None, elapsed_s: float) -> StepLook:
         """Judge the step. The recorded questions are asked only once everything else is good."""
         journal, settings = self.journal, self.journal.settings
-        observation = Observation(
-            journal=journal,
-            window=window,
-            canary=canary,
-            stable=stable,
-            agreement=None,
-            seconds=elapsed_s,
-            at=self.now(),
-            slo=self.slo(),
-        )
+        observation = Observation(journal, window, canary, stable, elapsed_s, self.slo())
         analysis = analyse(observation)
         complete = journal.hurried or elapsed_s >= journal.step_s
         if analysis.verdict == "promote" and complete and settings.agreement:
@@ -163,7 +147,7 @@ class Observer:
                 agreed = agreement(self.store, self.target, journal.release)
             except ServerFailed as error:  # one refusal is an error like any other, and errors were counted above
                 return StepLook(f"it did not answer the recorded questions: {error}", changes={"window": window})
-            analysis = analyse(replace(observation, agreement=agreed, at=self.now()))
+            analysis = analyse(replace(observation, agreement=agreed))
         former = tuple(earlier for earlier in journal.analyses if earlier.percent != analysis.percent)
         return StepLook(analysis.reason, analysis.verdict, {"window": window, "analyses": (*former, analysis)})
 

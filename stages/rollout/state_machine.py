@@ -240,7 +240,7 @@ class StateMachine:
                 return self._enter("promoting", reason=ALREADY_STABLE)
             if split.canary != journal.release:
                 return self._start_rollback("somebody else withdrew the canary")
-            look = self._observer().look(self._elapsed_s())
+            look = self._observer().look()
         except ServerFailed as error:
             return self._start_rollback(f"its server failed: {error}")
         except Conflict as error:
@@ -364,7 +364,7 @@ class StateMachine:
             self._enter(state, step=self._present_step(), window=None)
 
     def _observer(self) -> Observer:
-        return Observer(self.store, self.target, self.journal)
+        return Observer(self.store, self.target, self.journal, self._elapsed_s)
 
     def _now(self) -> datetime:
         return datetime.now(UTC)

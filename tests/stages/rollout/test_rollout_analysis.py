@@ -83,11 +83,10 @@ def look(
 ) -> Analysis:
     window = Window(canary=NOTHING, stable=NOTHING, slices=tuple(within))
     counters = canary or told(100), stable or told(100)
-    now = datetime.now(UTC)
     fields = {"percent": percent, "windows": 1, "observed": earlier, "settings": SETTINGS}
-    fields["copied"] = 0 if percent else 100
+    fields |= {"copied": 0 if percent else 100, "entered_at": datetime.now(UTC)}
     journal = cast(Journal, SimpleNamespace(**fields))
-    return analyse(Observation(journal, window, *counters, agreement, 60, now, slo))
+    return analyse(Observation(journal, window, *counters, 60, slo, agreement))
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:
@@ -244,7 +243,7 @@ def test_with_most_of_the_requests_a_canary_keeps_the_workload_s_targets_unless_
 
 def test_a_rollout_goes_on_without_targets_if_the_release_s_metrics_can_not_be_read(tmp_path: Path) -> None:
     store, journal = ModelStore(tmp_path, "org/name"), SimpleNamespace(release="0001-fp16-aaaaaaaaaaaa")
-    observer = Observer(store, cast(Target, None), cast(Journal, journal))
+    observer = Observer(store, cast(Target, None), cast(Journal, journal), lambda: 0.0)
     assert observer.slo() is None
     path = store.releases / journal.release / METRICS
     path.parent.mkdir(parents=True)
