@@ -18,7 +18,6 @@ from stages.parts.vllm.server_log import cold_start
 from stages.parts.vllm.sizing import SLOWER
 from stages.rollout import pressure
 from stages.rollout.commands import abort, roll_back
-from stages.rollout.scale_drill import drill_scale
 from stages.rollout.scene import POLL_S, SETTLE_S, Scene, answers, seconds_until
 
 ROLLBACK_LIMIT_S: Final = 300.0
@@ -151,6 +150,6 @@ BY_NAME: Final[dict[str, Callable[[Scene], Drill]]] = {
     "slow-client": pressure.drill_slow_client,
     "crash": drill_crash,
     "cold": drill_cold,
-    "scale": drill_scale,
+    "scale": pressure.drill_scale,
     "rollback": drill_rollback,
 }

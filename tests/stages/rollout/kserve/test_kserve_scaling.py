@@ -19,11 +19,11 @@ from stages.parts.base.serving_settings import PINNED, Serving
 from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.records.drills import Drill
 from stages.parts.releases.release import Split
-from stages.rollout import scale_drill
+from stages.rollout import pressure
 from stages.rollout import scene as scenes
 from stages.rollout.kserve.settings import Scaling
 from stages.rollout.one_machine import OneMachine
-from stages.rollout.scale_drill import drill_scale, failures_of, load_for
+from stages.rollout.pressure import drill_scale, failures_of, load_for
 from stages.rollout.scene import Scene
 from stages.rollout.target import Replicas, Target
 from tests.serving import REPOSITORY, Said, wait_until
@@ -44,11 +44,11 @@ PACE = 0.02
 
 @pytest.fixture(autouse=True)
 def _looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_drill, "POLL_S", 0.1)
+    monkeypatch.setattr(pressure, "LOOK_S", 0.1)
     monkeypatch.setattr(scenes, "SETTLE_S", 0.3)
-    monkeypatch.setattr(scale_drill, "PAUSE_S", 0.1)
-    monkeypatch.setattr(scale_drill, "LIMIT_S", 60.0)
-    monkeypatch.setattr(scale_drill, "LASTING_S", (1.0, 1.0))
+    monkeypatch.setattr(pressure, "PAUSE_S", 0.1)
+    monkeypatch.setattr(pressure, "LIMIT_S", 60.0)
+    monkeypatch.setattr(pressure, "LASTING_S", (1.0, 1.0))
 
 
 def scaled(serve: Serve, mode: str = "standard", *, scaling: Scaling = SCALING, **behaviour: Any) -> OnKServe:
@@ -129,7 +129,7 @@ def test_without_an_answer_from_prometheus_the_drill_fails_and_says_so(
 ) -> None:
     kserve = scaled(serve)
     kserve.kserve.keda.prometheus = False
-    monkeypatch.setattr(scale_drill, "LIMIT_S", 4.0)
+    monkeypatch.setattr(pressure, "LIMIT_S", 4.0)
     (failure,) = drilled(kserve).failures
     assert failure.startswith("the autoscaler did not ask for 2 replicas within 4 s: KEDA says Fallback True: At least")
     assert kserve.kserve.started == [GOOD]
@@ -138,7 +138,7 @@ def test_without_an_answer_from_prometheus_the_drill_fails_and_says_so(
 def test_a_replica_that_is_never_ready_fails_the_drill(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     kserve = scaled(serve)
     (kserve.store.releases / GOOD / "behaviour.json").write_text('{"never_ready": true}')
-    monkeypatch.setattr(scale_drill, "LIMIT_S", 3.0)
+    monkeypatch.setattr(pressure, "LIMIT_S", 3.0)
     told = drilled(kserve, short=False)
     assert told.failures == ("2 replicas were asked for, but not ready within 3 s",)
     assert "first_s" not in told.figures
