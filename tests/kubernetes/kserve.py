@@ -548,8 +548,6 @@ class KServeController:
         spec = each.get("spec", {})
         canaries = spec.get("canary") or []
         stable = spec.get("predictor", {})
-        if any(variable["name"] == "PYTHONPATH" for variable in stable.get("model", {}).get("env", [])):
-            return 'setting PYTHONPATH in container "" is not allowed for security reasons'
         if canaries and each["metadata"].get("annotations", {}).get(MODE) != "Standard":
             return "canary is only supported in Standard deployment mode"
         for canary in canaries:
@@ -569,7 +567,11 @@ class KServeController:
                 return f"canary {name} minReplicas must not exceed stable predictor minReplicas"
         if sum(each["trafficPercent"] for each in canaries) > 100:
             return "sum of canary trafficPercent values must be <= 100"
-        return "" if stable.get("model", {}).get("storageUri") else "spec.predictor.model.storageUri: Required value"
+        model = stable.get("model", {})
+        if not model.get("storageUri"):
+            return "spec.predictor.model.storageUri: Required value"
+        blocked = any(variable["name"] == "PYTHONPATH" for variable in model.get("env", []))
+        return 'setting PYTHONPATH in container "" is not allowed for security reasons' if blocked else ""
 
 
 def _deployment(name: str, predictor: Object) -> str:
