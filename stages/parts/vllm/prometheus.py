@@ -94,7 +94,6 @@ def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
         raise TransientError(f"vLLM's metrics hold a value that is not a number: {field}") from error
 
 
-
 def _requests(samples: Iterable[Sample], status: str) -> float:
     return sum(
         sample.value
