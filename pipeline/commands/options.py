@@ -353,9 +353,9 @@ def print_result(printout: Printout, as_json: bool) -> None:
     document, text, failure = printout
     printed = ""
     if as_json:
-        from pydantic_core import to_jsonable_python
+        from pydantic import TypeAdapter
 
-        printed = json.dumps(to_jsonable_python(document), indent=2) + "\n"
+        printed = json.dumps(TypeAdapter(Any).dump_python(document, mode="json"), indent=2) + "\n"
         sys.stdout.write(printed)
     elif text is not None:
         from rich.console import Console

@@ -567,11 +567,13 @@ class KServeController:
                 return f"canary {name} minReplicas must not exceed stable predictor minReplicas"
         if sum(each["trafficPercent"] for each in canaries) > 100:
             return "sum of canary trafficPercent values must be <= 100"
-        model = stable.get("model", {})
-        if not model.get("storageUri"):
-            return "spec.predictor.model.storageUri: Required value"
-        blocked = any(variable["name"] == "PYTHONPATH" for variable in model.get("env", []))
-        return 'setting PYTHONPATH in container "" is not allowed for security reasons' if blocked else ""
+        return _wrong(stable.get("model", {}))
+
+
+def _wrong(model: Object) -> str:
+    if any(variable["name"] == "PYTHONPATH" for variable in model.get("env", [])):
+        return 'setting PYTHONPATH in container "" is not allowed for security reasons'
+    return "" if model.get("storageUri") else "spec.predictor.model.storageUri: Required value"
 
 
 def _deployment(name: str, predictor: Object) -> str:

@@ -231,26 +231,17 @@ def _on_gpus(
     if reference in layouts and reference not in fitting:
         more = layout_of(reference, replace(demand, tensor_parallel_size=None))
         asked = _reference_elsewhere(weights_bytes[reference], place, more, kept=required.answers_kept)
-    refused = largest if not fitting else reference if reasons.get(reference) and not asked else ""
-    named = " ".join(mistakes)
-    mistakes += [
-        f"{refused} on {layouts[refused].tensor_parallel_size} × {place.name}: {reason}"
-        for reason in reasons.get(refused, ())
-        if reason not in named
-    ]
+    named, refused = " ".join(mistakes), reference if reasons.get(reference) and not asked else ""
+    refused = refused if fitting else largest
+    new = [reason for reason in reasons.get(refused, ()) if reason not in named]
+    mistakes += [f"{refused} on {layouts[refused].tensor_parallel_size} × {place.name}: {reason}" for reason in new]
     notes = _notes_on_queueing(layout.requests, demand, serving, largest)
     _refuse(mistakes + (notes if serving.kv_cache_mib else []), f"{source} on {place}")
     served = [variant for variant in required.optimize.variants if not reasons[variant]]
     if size > 1 and serving.tensor_parallel_size == "auto":
         # They are also tried on fewer. Each of two servers on half of the GPUs has half of the requests.
         half = replace(demand, context=layout.context, concurrency=math.ceil(demand.concurrency / 2))
-        smaller = {variant: layout_of(variant, half, size // 2) for variant in served}
-        fewer = grouped({name: f"{each.tensor_parallel_size}" for name, each in smaller.items() if each.with_room})
-        recipes = {
-            f"tp{number}": Recipe(tensor_parallel_size=int(number), variants=tuple(names), optional=True)
-            for number, names in fewer.items()
-        }
-        serving = serving.model_copy(update={"recipes": recipes | {**serving.recipes}})
+        serving = _tried_on_fewer(serving, {variant: layout_of(variant, half, size // 2) for variant in served})
     pinned = _pinned(serving, size, layout.context, sum(map(weights_bytes.__getitem__, served)), asked)
     sizes = {name: pinned.of_candidate(name).tensor_parallel_size for name in pinned.candidates_of(served)}
     gpus = max(each for each in (size, *sizes.values()) if each <= max(size, place.gpus))
@@ -267,6 +258,16 @@ def _on_gpus(
         recipes_left_out={name: why for name, own in sizes.items() if own != size and (why := without_room(name, own))},
         notes=(*notes, *_notes_on_reference(asked, reference, served, place)),
     )
+
+
+def _tried_on_fewer(serving: AskedServing, layouts: Mapping[str, Layout]) -> AskedServing:
+    """Add recipes by which variants are tried on as few GPUs as *layouts* say, where they have room there."""
+    fewer = grouped({name: f"{each.tensor_parallel_size}" for name, each in layouts.items() if each.with_room})
+    recipes = {
+        f"tp{number}": Recipe(tensor_parallel_size=int(number), variants=tuple(names), optional=True)
+        for number, names in fewer.items()
+    }
+    return serving.model_copy(update={"recipes": recipes | {**serving.recipes}})
 
 
 def _reference_elsewhere(weights_bytes: int, place: Place, more: Layout, *, kept: bool) -> ReferenceServing | None:
