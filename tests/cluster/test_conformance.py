@@ -349,7 +349,10 @@ def test_a_good_canary_waits_for_an_approval_is_promoted_and_rolled_back(place: 
 @pytest.mark.usefixtures("kserve")
 @pytest.mark.parametrize("drill", ["load", "cold", "rollback"])
 def test_a_drill_of_the_endpoint_from_outside(place: Place, tell: Tell, drill: str) -> None:
-    """``rollback`` needs the releases, which are on the volume: it is done in a pod."""
+    """``rollback`` needs the releases, which are on the volume: it is done in a pod, from the newest of them."""
+    if drill == "rollback":
+        newest = max(each["name"] for each in place.answer("releases", MODEL))
+        place.answer("rollback", MODEL, "--to", newest)
     through = ("--set", f"kserve.gateway_url={Clients(place).base}")
     where = () if drill == "rollback" else ("--engine", "local", "--store", str(place.folder / "none"))
     (drilled,) = place.answer("drill", drill, MODEL, "--short", "--peak", "1", *through, *where)["drills"]
