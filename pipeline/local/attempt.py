@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import stages
-from pipeline.local.folder import SCRATCH, log_file, writable
+from pipeline.local.folder import SCRATCH, log_file, safe, writable
 from pipeline.local.manifest import Template, Volume, substitute
 from pipeline.local.resources import MachineResources, ResourceRequest, request
 from pipeline.runs.progress import last_line
@@ -86,7 +86,7 @@ class Attempt:
         self.reason = ""
         """Why the engine stopped it, if it did."""
         self._task, self._ended = node.name, ended
-        self._scratch = folder / SCRATCH / f"{node.name}-{node.attempts}"
+        self._scratch = folder / SCRATCH / f"{safe(node.name)}-{node.attempts}"
         folders = dict(spec.fixed)
         folders |= {path: self._scratch / volume for path, volume in spec.fresh.items()}
         self._outputs = {name: Path(translated(path, folders)) for name, path in spec.outputs.items()}

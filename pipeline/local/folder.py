@@ -1,8 +1,9 @@
 """The engine's files: those of a run, and what all runs of a store share.
 
-A run's folder has ``run.json`` (how far it is), ``workflow.json`` (what is executed) and ``logs/``. The engine holds a
-lock on ``.lock``, which has its process id, while it lives. If a run says that it is running and its lock is free, the
-engine was killed; ``read_run`` then reports the run as interrupted.
+A run's folder has ``run.json`` (how far it is), ``workflow.json`` (what is executed), ``logs/``, and in ``resume/`` a
+file for each suspended task that was resumed and that the engine has not seen yet. The engine holds a lock on
+``.lock``, which has its process id, while it lives. If a run says that it is running and its lock is free, the engine
+was killed; ``read_run`` then reports the run as interrupted.
 
 Runs share mutexes, which are locks on files, and the outputs of memoized tasks, one small JSON file for each key. The
 kernel releases locks when the engine ends, however it ends. A hit does not restore files that the task wrote: memoize
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,11 +24,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Busy, ConfigError, MissingRun
-from stages.parts.base.store import Record, exclusive, full_disk_as_error, write_json
+from stages.parts.base.store import exclusive, full_disk_as_error, write_json
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
@@ -34,6 +36,9 @@ LOCK: Final = ".lock"
 LOGS: Final = "logs"
 SCRATCH: Final = "scratch"
 """The emptyDirs of running attempts."""
+RESUMED: Final = "resume"
+LONGEST: Final = 150
+"""Bytes of a node's name in a file name. File systems allow 255, and a suffix is added."""
 LOCKS, MEMO = "locks", "memo"
 """Their folders."""
 KEY: Final = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
@@ -108,9 +113,36 @@ def engine_of(folder: Path) -> int | None:
     return None
 
 
+def safe(node: str) -> str:
+    """Return a file name for a node: short enough, and different for each."""
+    if len(node) <= LONGEST:
+        return node
+    return f"{node[:LONGEST]}-{hashlib.sha256(node.encode()).hexdigest()[:12]}"
+
+
 def log_file(node: str) -> str:
     """Return where a node's log is in the run's folder."""
-    return f"{LOGS}/{node}.log"
+    return f"{LOGS}/{safe(node)}.log"
+
+
+def resume(folder: Path, task: str | None = None) -> list[str]:
+    """Let suspended tasks of a run continue: *task*, or all. Returns their names; does not wait for them."""
+    names = read_run(folder).suspended(task)
+    with writable(folder):
+        (folder / RESUMED).mkdir(exist_ok=True)
+        for name in names:
+            (folder / RESUMED / safe(name)).touch()
+    return names
+
+
+def take_resumed(folder: Path, suspended: Iterable[str]) -> list[str]:
+    """Return those of the *suspended* nodes that were resumed since the last look."""
+    resumed = []
+    for name in suspended:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / RESUMED / safe(name)).unlink()
+            resumed.append(name)
+    return resumed
 
 
 @contextlib.contextmanager
@@ -137,8 +169,8 @@ def hold(stack: contextlib.ExitStack, folder: Path, mutexes: Iterable[str]) -> s
     return None
 
 
-class MemoEntry(Record):
-    """The outputs of a memoized task."""
+class MemoEntry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str
     run: str
@@ -157,7 +189,9 @@ def memo_path(folder: Path, cache: str, key: str) -> Path:
 
 def remembered(path: Path, max_age_s: float | None) -> MemoEntry | None:
     """Read the entry; None if there is none, it was created more than *max_age_s* ago, or it is damaged."""
-    entry = MemoEntry.read_if_intact(path)
-    if entry and max_age_s is not None and (datetime.now(UTC) - entry.created_at).total_seconds() > max_age_s:
+    try:
+        entry = MemoEntry.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
         return None
-    return entry
+    age_s = (datetime.now(UTC) - entry.created_at).total_seconds()
+    return entry if max_age_s is None or age_s <= max_age_s else None

@@ -1,7 +1,6 @@
-"""The part of an Argo manifest that the workflow uses on one machine, as closed models: any other field is an error
-that names it.
+"""The part of an Argo manifest that the workflow uses, as closed models: any other field is an error that names it.
 
-A model's ``cluster_only`` names the fields that only say how a pod runs, or what a cluster shows of it.
+A model's ``cluster_only`` names the fields that only say where and how a pod runs, or what a cluster keeps of it.
 
 ``{{…}}`` in a text are references to parameters, outputs and the workflow itself. They are replaced once: a ``{{`` in a
 value stays as it is. ``{{=…}}`` (expression templates) is refused.
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -60,6 +59,11 @@ Text = Annotated[str, BeforeValidator(_text)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 TaskName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9]*$", max_length=128)]
 ParameterName = Annotated[str, Field(pattern=r"^[-a-zA-Z0-9_]+$")]
+CacheName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
+AnyParameter = TypeVar("AnyParameter")
+POD_FIELDS: Final = frozenset(
+    {"automountServiceAccountToken", "metrics", "nodeSelector", "securityContext", "serviceAccountName", "tolerations"}
+)
 
 
 class ManifestPart(BaseModel):
@@ -75,22 +79,37 @@ class ManifestPart(BaseModel):
         return {key: value for key, value in data.items() if key not in cls.cluster_only}
 
 
+class Parameter(ManifestPart):
+    name: ParameterName
+    value: Text | None = None
+    description: str = ""
+
+
+class Input(ManifestPart):
+    name: ParameterName
+
+
+class Argument(ManifestPart):
+    name: ParameterName
+    value: Text
+
+
 class ValueFrom(ManifestPart):
     path: str = ""
     parameter: str = ""
 
 
-class Parameter(ManifestPart):
-    """Of a workflow, with a value or not; of a task, with one; or an input or output of a template."""
-
+class OutputParameter(ManifestPart):
     name: ParameterName
-    value: Text | None = None
-    value_from: ValueFrom = ValueFrom()
-    description: str = ""
+    value_from: ValueFrom
 
 
-class Parameters(ManifestPart):
-    parameters: tuple[Parameter, ...] = ()
+class ParameterList(ManifestPart, Generic[AnyParameter]):
+    parameters: tuple[AnyParameter, ...] = ()
+
+
+class Outputs(ParameterList[OutputParameter]):
+    cluster_only = frozenset({"artifacts"})
 
 
 class SecretKey(ManifestPart):
@@ -115,12 +134,14 @@ class Resources(ManifestPart):
 
 
 class VolumeMount(ManifestPart):
+    cluster_only = frozenset({"readOnly"})
+
     name: str
     mount_path: Annotated[str, Field(pattern="^/.")]
 
 
 class Container(ManifestPart):
-    cluster_only = frozenset({"image", "terminationMessagePolicy"})
+    cluster_only = frozenset({"image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"})
 
     command: tuple[str, ...] = Field(min_length=1)
     args: tuple[Text, ...] = ()
@@ -133,20 +154,24 @@ class Container(ManifestPart):
         return {one.name: one.value_from.secret_key_ref.optional for one in self.env if one.value_from}
 
 
+class EmptyDir(ManifestPart):
+    cluster_only = frozenset({"medium", "sizeLimit"})
+
+
 class Claim(ManifestPart):
     claim_name: str
 
 
 class Volume(ManifestPart):
     name: str
-    empty_dir: ManifestPart | None = None
+    empty_dir: EmptyDir | None = None
     persistent_volume_claim: Claim | None = None
 
 
 class Task(ManifestPart):
     name: TaskName
     template: str
-    arguments: Parameters = Parameters()
+    arguments: ParameterList[Argument] = ParameterList()
     depends: str = ""
     when: str = ""
 
@@ -185,7 +210,7 @@ class RetryStrategy(ManifestPart):
 
 
 class ConfigMap(ManifestPart):
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
+    name: CacheName
 
 
 class Cache(ManifestPart):
@@ -203,6 +228,8 @@ class Mutex(ManifestPart):
 
 
 class Synchronization(ManifestPart):
+    cluster_only = frozenset({"semaphores"})
+
     mutexes: tuple[Mutex, ...] = ()
 
     def names(self, lookup: Callable[[str], str]) -> tuple[str, ...]:
@@ -210,19 +237,26 @@ class Synchronization(ManifestPart):
         return tuple(substitute(mutex.name, lookup) for mutex in self.mutexes)
 
 
+class Suspend(ManifestPart):
+    pass
+
+
 class Template(ManifestPart):
-    cluster_only = frozenset({"failFast", "metrics"})
+    cluster_only = POD_FIELDS | {"failFast", "metadata"}
 
     name: TaskName
-    inputs: Parameters = Parameters()
-    outputs: Parameters = Parameters()
+    inputs: ParameterList[Input] = ParameterList()
+    outputs: Outputs = Outputs()
     container: Container | None = None
     dag: Dag | None = None
+    suspend: Suspend | None = None
     volumes: tuple[Volume, ...] = ()
     memoize: Memoize | None = None
     retry_strategy: RetryStrategy | None = None
     synchronization: Synchronization = Synchronization()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
+    pod_spec_patch: str = ""
+    """How large a pod is; nothing here."""
 
     @property
     def program(self) -> Container:
@@ -238,11 +272,18 @@ class Template(ManifestPart):
 
 
 class Spec(ManifestPart):
-    cluster_only = frozenset({"workflowMetadata"})
+    cluster_only = POD_FIELDS | {
+        "executor",
+        "podGC",
+        "podMetadata",
+        "podPriorityClassName",
+        "ttlStrategy",
+        "workflowMetadata",
+    }
 
     entrypoint: str
     on_exit: str | None = None
-    arguments: Parameters = Parameters()
+    arguments: ParameterList[Parameter] = ParameterList()
     templates: tuple[Template, ...] = Field(min_length=1)
     volumes: tuple[Volume, ...] = ()
     active_deadline_seconds: Annotated[float, Field(gt=0)] | None = None
@@ -250,7 +291,7 @@ class Spec(ManifestPart):
 
 
 class Metadata(ManifestPart):
-    cluster_only = frozenset({"annotations", "labels", "namespace"})
+    cluster_only = frozenset({"annotations", "generateName", "labels", "namespace"})
 
     name: str = ""
 

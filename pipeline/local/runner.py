@@ -9,20 +9,23 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from pipeline.local.attempt import Attempt, Ended, Prepared, code_path
-from pipeline.local.folder import LOCKS, MemoEntry, RunFolders, hold, log_file, remembered
+from pipeline.local.folder import LOCKS, MemoEntry, RunFolders, hold, log_file, remembered, take_resumed
 from pipeline.local.resources import Pool, environment_of
 from pipeline.local.workflow import Job, Workflow
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import FailedAttempt, Phase, RunState
 from stages.parts.base.program import without_secrets
+from stages.parts.base.store import write_json
 
 POLL_S: Final = 0.05
 """The interval at which a lock that another process holds is tried."""
+LOOK_S: Final = 0.2
+"""The interval at which requests to resume are looked for while something is suspended."""
 INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
 
@@ -61,7 +64,19 @@ class Runner:
         self.deadline = NEVER
         """The deadline of the whole workflow, as time.monotonic()."""
         self.waits_for_lock = False
+        self.changed = False
+        """Something happened after which other tasks may start."""
         self.unsaved = False
+
+    def know(self, jobs: Iterable[Job]) -> None:
+        self.jobs |= {job.node.name: job for job in jobs}
+        self.changed = True
+
+    def begin(self, job: Job, message: str) -> None:
+        """Mark a DAG, a fan-out or a suspension, which has no process, as running."""
+        job.node.phase, job.node.message, job.node.started_at = "Running", message, datetime.now(UTC)
+        self.show()
+        self.changed = True
 
     def start(self, job: Job, prepared: Prepared) -> None:
         """Start an attempt, unless its result is known or it has to wait."""
@@ -69,7 +84,7 @@ class Runner:
             self.waits_for_lock = True
             self.wait_for(job, f"waiting for {busy}")
             return
-        if self._ended_by_memo(job):
+        if self.ended_by_memo(job):
             return
         share = self.pool.take(prepared.request)
         if isinstance(share, str):
@@ -86,7 +101,7 @@ class Runner:
         node.log = log_file(node.name)
         self.show()
 
-    def _ended_by_memo(self, job: Job) -> bool:
+    def ended_by_memo(self, job: Job) -> bool:
         """End a task whose outputs an earlier run has kept; False if none has."""
         memoize = job.template.memoize
         entry = remembered(job.memo, memoize.max_age) if memoize and job.memo else None
@@ -96,6 +111,14 @@ class Runner:
         job.node.cached, job.node.outputs = True, dict(entry.outputs)
         self.end(job, "Succeeded", f"from run {entry.run}")
         return True
+
+    def succeed(self, job: Job, outputs: dict[str, str]) -> None:
+        """End a task that succeeded, and keep its outputs for other runs if it is memoized."""
+        job.node.outputs = outputs
+        if job.memo:
+            template, run = job.node.template, self.state.name
+            write_json(job.memo, MemoEntry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs))
+        self.end(job, "Succeeded", "")
 
     def await_events(self) -> None:
         """Sleep until an attempt ends, something is due, or a signal comes; then handle all that happened."""
@@ -109,6 +132,8 @@ class Runner:
         for job in self.jobs.values():
             if job.running and (deadline := job.deadline()) and now >= deadline[0]:
                 job.running.stop(deadline[1])
+        for name in take_resumed(self.folders.run, [name for name, job in self.jobs.items() if job.suspended]):
+            self.end(self.jobs[name], "Succeeded", "resumed")
 
     def _until_next(self) -> float | None:
         """Seconds until the next deadline, retry or look at a lock; None if only an event can change something."""
@@ -117,6 +142,7 @@ class Runner:
         due += [deadline[0] for job in jobs if (deadline := job.deadline())]
         due += [job.not_before for job in jobs if job.not_before > now]
         due += [now + POLL_S] if self.waits_for_lock else []
+        due += [now + LOOK_S] if any(job.suspended for job in jobs) else []
         return None if min(due) == NEVER else max(0.0, min(due) - now)
 
     def take_in(self, event: Event) -> None:
@@ -143,10 +169,7 @@ class Runner:
         elif ended.failure:
             self._failed(job, ended.failure)
         else:
-            if job.memo:  # other runs use its outputs, too
-                kept: dict[str, Any] = {"template": node.template, "run": self.state.name, "outputs": ended.outputs}
-                MemoEntry(created_at=datetime.now(UTC), **kept).write(job.memo)
-            self.end(job, "Succeeded", "")
+            self.succeed(job, ended.outputs)
 
     def _failed(self, job: Job, failure: FailedAttempt) -> None:
         """Plan another attempt, or end the task."""
@@ -167,6 +190,7 @@ class Runner:
     def end(self, job: Job, phase: Phase, message: str, hint: str = "") -> None:
         node = job.node
         node.phase, node.message, node.hint, node.finished_at = phase, message, hint, datetime.now(UTC)
+        self.changed = True
         self.show()
 
     def show(self) -> None:
@@ -184,5 +208,5 @@ class Runner:
             running.join()
             self.end(job, "Error", "the engine failed")
         for job in self.jobs.values():
-            if job.node.phase == "Running":  # it waited for its next attempt
+            if job.node.phase == "Running":  # it held other nodes, or waited
                 self.end(job, "Error", "the engine failed")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rich.console import Group
 
-from pipeline.local.folder import engine_of, log_file, read_run
+from pipeline.local.folder import engine_of, log_file, read_run, resume
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
@@ -116,8 +116,7 @@ class LocalRun:
         return True
 
     def resume(self, task: str | None) -> list[str]:
-        """Nothing is ever suspended here: a rollout waits for ``slipway rollout promote``."""
-        return self.state.suspended(task)
+        return resume(self.path, task)
 
 
 def folder(store: Path, name: str) -> Path:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.local.attempt import Attempt, Prepared
-from pipeline.local.manifest import Manifest, Spec, Task, Template, Unresolved, Volume, substitute
+from pipeline.local.manifest import Dag, Manifest, Spec, Task, Template, Unresolved, Volume, substitute
 from pipeline.local.resources import MachineResources, request
 from pipeline.runs import expressions
 from pipeline.runs.graph import Graph
-from pipeline.runs.state import EXIT_NODE, Node, Phase, RunState
+from pipeline.runs.state import EXIT_NODE, Kind, Node, Phase, RunState
 from stages.parts.base.errors import ConfigError, check_known
 from stages.parts.base.settings import parse as parse_model
 
@@ -26,17 +26,28 @@ class Workflow:
     name: str
     spec: Spec
     templates: dict[str, Template]
+    graphs: dict[str, Graph]
+    """The graphs of the dag templates, by template."""
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The entrypoint's, in DAG order."""
-        tasks = {task.name: task for task in self.templates[self.spec.entrypoint].tasks}
-        return tuple(tasks[name] for name in graph_of(tuple(tasks.values())).depends)
+    def entrypoint(self) -> Template:
+        return self.templates[self.spec.entrypoint]
 
     @property
-    def ending(self) -> tuple[Task, ...]:
-        """The exit handler as a DAG of one task; none without one."""
-        return (Task(name=EXIT_NODE, template=self.spec.on_exit),) if self.spec.on_exit else ()
+    def exit_handler(self) -> Template | None:
+        """A dag with the exit handler as its only task."""
+        return self.templates.get(EXIT_NODE)
+
+    def nodes(self, template: Template, parent: str = "") -> list[Node]:
+        """Make the nodes of a dag's tasks, in the order of the dag. *parent* is the node that holds them."""
+        tasks, nodes = {task.name: task for task in template.tasks}, []
+        for name in self.graphs[template.name].depends:
+            runs = self.templates[tasks[name].template]
+            kind: Kind = "DAG" if runs.dag else "Suspend" if runs.suspend else "Pod"
+            nodes.append(
+                Node(name=inside(parent, name), display_name=name, template=runs.name, kind=kind, parent=parent)
+            )
+        return nodes
 
     def bind(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the values of the workflow's parameters for one run: *arguments*, else the manifest's own values."""
@@ -77,33 +88,44 @@ class Workflow:
 
     def used(self) -> Iterator[tuple[str, Template]]:
         """Every container that may run, with the name of its node; the exit handler comes last."""
-        return ((task.name, self.templates[task.template]) for task in (*self.tasks, *self.ending))
+        for template in filter(None, (self.entrypoint, self.exit_handler)):
+            yield from self._within("", template)
+
+    def _within(self, name: str, template: Template) -> Iterator[tuple[str, Template]]:
+        if template.container:
+            yield name, template
+        for task in template.tasks:
+            yield from self._within(inside(name, task.name), self.templates[task.template])
 
 
-def graph_of(tasks: tuple[Task, ...]) -> Graph:
-    return Graph.of({task.name: task.depends for task in tasks})
+def inside(outer: str, name: str) -> str:
+    """Name a node within another one, as Argo does: ``evaluate.load``."""
+    return f"{outer}.{name}" if outer else name
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
     """Read a compiled WorkflowTemplate or Workflow.
 
     Raises:
-        ConfigError: it has fields that the local engine does not run, each of which is named by its path, or tasks
-            that run no container, or that depend on each other in a circle.
+        ConfigError: it has fields that the local engine does not run, each of which is named by its path, or its tasks
+            depend on each other in a circle.
     """
     read = parse_model(Manifest, manifest, "the workflow")
     templates = {template.name: template for template in read.spec.templates}
-    workflow = Workflow(read.metadata.name or "workflow", read.spec, templates)
-    for task in (*workflow.tasks, *workflow.ending):
-        template = templates.get(task.template)
-        if template is None or template.container is None:
-            raise ConfigError(f"task {task.name!r} runs {task.template!r}, which is no template with a container")
-    return workflow
+    if read.spec.on_exit:
+        ending = {"tasks": [{"name": EXIT_NODE, "template": read.spec.on_exit}], "failFast": False}
+        templates[EXIT_NODE] = Template(name=EXIT_NODE, dag=Dag.model_validate(ending))
+    graphs = {
+        name: Graph.of({task.name: task.depends for task in template.tasks})
+        for name, template in templates.items()
+        if template.dag
+    }
+    return Workflow(read.metadata.name or "workflow", read.spec, templates, graphs)
 
 
 @dataclass
 class Job:
-    """One task, which runs a container."""
+    """One task: it runs a container or an inner DAG, or is suspended."""
 
     task: Task
     template: Template
@@ -113,11 +135,22 @@ class Job:
     memo: Path | None = None
     """The file that keeps its outputs for other runs, once its inputs are known."""
     prepared: Prepared | None = None
-    """Set once its dependencies are met and its ``when`` holds."""
+    """For a container: set once its dependencies are met and its ``when`` holds."""
+    inner: ActiveDag | None = None
+    """For a dag template: the DAG, from the same moment."""
     running: Attempt | None = None
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     not_before: float = 0.0
     """The end of a retry's backoff, as time.monotonic()."""
+
+    @property
+    def suspended(self) -> bool:
+        return self.template.suspend is not None and self.node.phase == "Running"
+
+    @property
+    def entered(self) -> bool:
+        """Whether its dependencies were met and its ``when`` held."""
+        return bool(self.prepared or self.inner) or self.suspended
 
     def deadline(self) -> tuple[float, str] | None:
         """Return the time at which its attempt is stopped, as time.monotonic(), and the message."""
@@ -130,7 +163,7 @@ class Job:
         """Return the values of its template's inputs, by reference."""
         scope = self.dag.scope()
         return {
-            f"inputs.parameters.{parameter.name}": substitute(parameter.value or "", scope)
+            f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
             for parameter in self.task.arguments.parameters
         }
 
@@ -141,6 +174,11 @@ class Job:
             return ""
         return text
 
+    def origin(self) -> Job:
+        """Return the innermost task that made it fail; itself if it holds none."""
+        within = self.inner.culprit() if self.inner else None
+        return within.origin() if within else self
+
     def release(self) -> None:
         """Release its locks; it no longer runs."""
         self.locks.close()
@@ -149,28 +187,59 @@ class Job:
 
 @dataclass
 class ActiveDag:
-    """The entrypoint's tasks, or the exit handler, during a run."""
+    """A dag during a run: the entrypoint's, or one that a task of another runs."""
 
+    template: Template
     graph: Graph
     base: Mapping[str, str]
     """The values of references to the workflow."""
+    inputs: Mapping[str, str]
     jobs: dict[str, Job] = field(default_factory=dict)
     """The key is the task; in the order of the DAG."""
 
     @classmethod
-    def of(cls, workflow: Workflow, state: RunState, tasks: tuple[Task, ...], base: Mapping[str, str]) -> ActiveDag:
-        """Return a dag with its jobs, whose nodes *state* has."""
-        dag = cls(graph_of(tasks), base)
-        dag.jobs = {
-            task.name: Job(task, workflow.templates[task.template], state.node(task.name), dag) for task in tasks
-        }
+    def of(
+        cls,
+        workflow: Workflow,
+        state: RunState,
+        template: Template,
+        base: Mapping[str, str],
+        inputs: Mapping[str, str] | None = None,
+        parent: str = "",
+    ) -> ActiveDag:
+        """Return a dag with its jobs; nodes that the run lacks are added to it."""
+        dag = cls(template, workflow.graphs[template.name], base, inputs or {})
+        tasks, present = {task.name: task for task in template.tasks}, {node.name: node for node in state.nodes}
+        for node in workflow.nodes(template, parent):
+            if node.name not in present:
+                state.add(node)
+            task = tasks[node.display_name]
+            job = Job(task, workflow.templates[task.template], present.get(node.name, node), dag)
+            dag.jobs[task.name] = job
         return dag
+
+    @property
+    def finished(self) -> bool:
+        return all(job.node.finished for job in self.jobs.values())
 
     def phases(self) -> dict[str, Phase]:
         return {name: job.node.phase for name, job in self.jobs.items() if job.node.finished}
 
+    def culprit(self) -> Job | None:
+        """Return the failed task that made it fail; None if it did not fail."""
+        name = self.graph.culprit(self.phases())
+        return self.jobs[name] if name else None
+
     def scope(self) -> Scope:
-        return Scope(self.base, self.jobs)
+        return Scope({**self.base, **self.inputs}, self.jobs)
+
+    def outputs(self) -> dict[str, str]:
+        """Return the outputs of its template, once its tasks have ended."""
+        scope = self.scope()
+        return {
+            parameter.name: substitute(parameter.value_from.parameter, scope)
+            for parameter in self.template.outputs.parameters
+        }
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Tree:
         if run.message:
             title.append(f"  {run.message.splitlines()[0]}", "dim")
         tree = RichTree(title, guide_style="dim")
-        width = max((len(node.name) for node in run.nodes), default=0)
+        width = max((len(node.title) for node in run.nodes), default=0)
         branches = {"": tree}
         for node in run.nodes:
             branches[node.name] = branches[node.parent].add(self._line(run, node, width))
@@ -115,7 +115,7 @@ class Tree:
 
         mark, style = MARKS[node.phase]
         took = f"{duration(node.seconds):>8}" if node.seconds is not None else " " * 8
-        line = Text.assemble((f"{mark} ", style), f"{node.name:<{width}} ", (took, "dim"), "  ", no_wrap=True)
+        line = Text.assemble((f"{mark} ", style), f"{node.title:<{width}} ", (took, "dim"), "  ", no_wrap=True)
         line.overflow = "ellipsis"
         if node.cached:
             line.append("cached ", "green")

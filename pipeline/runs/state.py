@@ -21,7 +21,7 @@ LEFT_OUT: Final = "left-out"
 
 
 class _Timed(BaseModel):
-    """Readers ignore fields they do not know: earlier versions had more."""
+    model_config = ConfigDict(extra="forbid")
 
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -55,6 +55,8 @@ class Node(_Timed):
     template: str
     kind: Kind = "Pod"
     """Argo's node type: a program (Pod), a suspension, or a node that holds others."""
+    display_name: str = ""
+    """Its name within its parent, as in Argo."""
     parent: str = ""
     """The node that holds it; empty for the entrypoint's own tasks and the exit handler."""
     phase: Phase = "Pending"
@@ -75,6 +77,10 @@ class Node(_Timed):
     @property
     def finished(self) -> bool:
         return self.phase in FINISHED
+
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name
 
 
 class RunState(_Timed):

@@ -28,7 +28,7 @@ from hera.workflows import DAG, Parameter, Task, WorkflowTemplate, models
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
-from pipeline.workflow.parameters import NAME, settings_of
+from pipeline.workflow.parameters import NAME, RESOLVE_CACHE, settings_of
 from pipeline.workflow.pods import titled
 from pipeline.workflow.stage_templates import (
     CANDIDATES,
@@ -45,7 +45,6 @@ from pipeline.workflow.stage_templates import (
     SERVING,
     WITH_CANDIDATES,
     add_templates,
-    daily,
     exit_handler,
     workflow_parameter,
 )
@@ -101,9 +100,13 @@ def workflow_template(config: RunConfig) -> Object:
         **pods.of_workflow(platform, NAME, about, of_run),
     ) as template:
         add_templates(platform)
-        if platform.cluster:
-            with DAG(name=RESOLVED, fail_fast=False, memoize=daily(), outputs=_outputs_of(COMMIT, [COMMIT])):
-                Task(name=COMMIT, template="resolve")
+        memo = models.Memoize(
+            key=workflow_parameter("resolve-key"),
+            max_age="24h",
+            cache=models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE)),
+        )
+        with DAG(name=RESOLVED, fail_fast=False, memoize=memo, outputs=_outputs_of(COMMIT, [COMMIT])):
+            Task(name=COMMIT, template="resolve")
         with DAG(name="pipeline", fail_fast=False, outputs=_outputs_of("select", RESULTS)):
             _tasks(platform)
             _serving_tasks(platform, config.rollout)
@@ -120,7 +123,7 @@ def _outputs_of(task: str, names: Iterable[str]) -> list[Parameter]:
 
 
 def _tasks(platform: Platform) -> None:
-    Task(name="resolve", template=RESOLVED if platform.cluster else "resolve")
+    Task(name="resolve", template=RESOLVED)
     commit = "{{tasks.resolve.outputs.parameters.commit}}"
     Task(name="acquire", template="acquire", arguments={"commit": commit}, depends="resolve")
     Task(name="check", template="check", arguments={"commit": commit}, depends="resolve")

@@ -13,7 +13,6 @@ from hera.workflows import Env, Parameter, SecretEnv, models
 from pipeline.runs.state import LEFT_OUT
 from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
-from pipeline.workflow.parameters import RESOLVE_CACHE
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import LOG_VARIABLE
 from stages.parts.base.notify import VARIABLE as NOTIFY_VARIABLE
@@ -28,8 +27,7 @@ from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 
 NOTIFY_SECRET: Final = "slipway-notify"  # noqa: S105
 RESOLVED: Final = "resolve-daily"
-"""On a cluster, the memoized DAG around resolve: Argo never ends a run with a hit in a template that has a
-retryStrategy itself."""
+"""The memoized DAG around resolve. Argo never ends a run with a hit in a template that has a retryStrategy itself."""
 COMMIT: Final = "commit"
 RETRY_EXPRESSION: Final = (
     "lastRetry.status == 'Error' || lastRetry.exitCode == '75' || lastRetry.exitCode == '143'"
@@ -83,7 +81,6 @@ class StageTemplate:
     outputs: tuple[str, ...] = ()
     env: tuple[Env | SecretEnv, ...] = ()
     mutex: str | None = None
-    memoize: models.Memoize | None = None
     environment: str = ""
     """The environment of its own that its image has."""
 
@@ -110,8 +107,7 @@ def add_templates(platform: Platform) -> None:
 def _templates(platform: Platform) -> Iterator[StageTemplate]:
     stages, hub = platform.stages, (HUB_TOKEN,)
     resolve, commit = _flags("model", "revision"), ("--commit", _input(COMMIT))
-    memoize = None if platform.cluster else daily()
-    yield StageTemplate("resolve", stages.resolve, resolve, outputs=(COMMIT,), env=hub, memoize=memoize)
+    yield StageTemplate("resolve", stages.resolve, resolve, outputs=(COMMIT,), env=hub)
     acquire = (*resolve, *commit, *_flags("serving"))
     yield StageTemplate("acquire", stages.acquire, acquire, inputs=(COMMIT,), outputs=("digest",), env=hub)
     most: tuple[str, ...] = ()
@@ -254,16 +250,9 @@ def _add(template: StageTemplate, platform: Platform) -> None:
             expression=RETRY_EXPRESSION,
             backoff=models.Backoff(duration=str(platform.retries.backoff_s), factor=2),
         ),
-        memoize=template.memoize,
         synchronization=pods.synchronization(asks, platform, template.mutex),
         **pods.of_stage(stage, asks, platform, variant=variant),
     )
-
-
-def daily() -> models.Memoize:
-    """Let the commit that was found be used again for a day."""
-    cache = models.Cache(config_map=models.LocalObjectReference(name=RESOLVE_CACHE))
-    return models.Memoize(key=workflow_parameter("resolve-key"), max_age="24h", cache=cache)
 
 
 def _flags(*names: str) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def test_render_prints_the_workflow_that_run_would_execute():
         "serve",
         "ending",
     ]
-    assert names == [*stages, "pipeline"]
+    assert names == [*stages, "resolve-daily", "pipeline"]
 
 
 def test_render_config_shows_the_settings_that_apply():
@@ -187,7 +187,7 @@ def test_serving_what_was_never_published_is_a_clear_error(tmp_path):
 def test_a_model_that_does_not_exist_fails_with_its_own_exit_code_and_leaves_a_report(tmp_path, hub):
     ended = slipway("run", "org/nothing", store=tmp_path, HF_ENDPOINT=hub.url)
     assert ended.returncode == 10
-    assert "error: resolve:" in ended.stderr
+    assert "error: resolve.commit:" in ended.stderr
     assert "org/nothing" in ended.stderr.splitlines()[-2]
     shown = slipway("show", store=tmp_path)
     assert shown.returncode == 0

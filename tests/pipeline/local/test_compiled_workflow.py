@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
 from pipeline.local.engine import render
-from pipeline.local.manifest import REFERENCE, Manifest, Task, Template
-from pipeline.local.workflow import Workflow, graph_of
+from pipeline.local.manifest import REFERENCE, Task, Template
+from pipeline.local.workflow import Workflow, parse
 from pipeline.runs.graph import Graph
 from pipeline.settings.config import load
 from pipeline.settings.platform import STORE_MOUNT
 
 STATUS = "workflow.status"
-CLUSTER_ONLY = {
-    *("artifacts", "automountServiceAccountToken", "executor", "imagePullPolicy", "medium", "nodeSelector", "podGC"),
-    *("podMetadata", "podPriorityClassName", "readOnly", "securityContext", "semaphores", "serviceAccountName"),
-    *("metrics", "sizeLimit", "tolerations", "ttlStrategy"),
-}
-"""Fields that only say where and how a pod runs, or what a cluster keeps of it."""
-
-
-def for_a_machine(part: Any) -> Any:
-    if isinstance(part, dict):
-        return {name: for_a_machine(value) for name, value in part.items() if name not in CLUSTER_ONLY}
-    return [for_a_machine(each) for each in part] if isinstance(part, list) else part
 
 
 @pytest.fixture(scope="module", params=["local", "kind", "eks", "gke", "aks", "onprem"])
 def workflow(request: pytest.FixtureRequest) -> Workflow:
-    manifest = for_a_machine(render(load(chosen={"platform": request.param})))
-    for template in manifest["spec"]["templates"]:
-        template.pop("suspend", None)  # an approval, which no run on one machine has
-        template.pop("metadata", None)
-        if patch := template.pop("podSpecPatch", ""):
-            template["container"]["args"].append(patch)  # its references are known where those of the arguments are
-    read = Manifest.model_validate(manifest)
-    return Workflow("", read.spec, {template.name: template for template in read.spec.templates})
+    return parse(render(load(chosen={"platform": request.param})))
 
 
 def outputs_of(workflow: Workflow, tasks: Iterable[Task]) -> set[str]:
@@ -74,6 +54,7 @@ def texts_of(template: Template) -> Iterable[str]:
     if template.container:
         yield from (*template.container.command, *template.container.args)
         yield from (variable.value for variable in template.container.env)
+        yield template.pod_spec_patch
 
 
 def references(text: str) -> set[str]:
@@ -86,8 +67,8 @@ def test_every_reference_is_to_something_that_comes_before(workflow: Workflow) -
         assert {reference for text in texts_of(template) for reference in references(text)} <= known, template.name
         tasks = {task.name: task for task in template.tasks}
         for task in template.tasks:
-            earlier = [tasks[name] for name in ancestors(graph_of(template.tasks), task.name)]
-            texts = (task.when, *(argument.value or "" for argument in task.arguments.parameters))
+            earlier = [tasks[name] for name in ancestors(workflow.graphs[template.name], task.name)]
+            texts = (task.when, *(argument.value for argument in task.arguments.parameters))
             found = {reference for text in texts for reference in references(text)}
             assert found <= known | outputs_of(workflow, earlier), task.name
         results = {each.value_from.parameter for each in template.outputs.parameters if template.dag}
@@ -103,9 +84,7 @@ def test_every_task_gives_its_template_exactly_its_inputs(workflow: Workflow) ->
 
 
 def test_every_output_lies_on_a_volume_that_the_container_mounts(workflow: Workflow) -> None:
-    for name, template in workflow.templates.items():
-        if template.container is None:
-            continue
+    for name, template in workflow.used():
         volumes, mounts = workflow.volumes(template), template.program.volume_mounts
         for mount in mounts:
             assert (mount.mount_path == STORE_MOUNT) == bool(volumes[mount.name].persistent_volume_claim), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -63,24 +64,32 @@ def test_an_interrupted_run_stops_its_tasks_and_runs_its_exit_handler(
         "work": "Failed",
         "next": "Omitted",
         "onExit": "Succeeded",
+        "onExit.report": "Succeeded",
     }
     assert (state.node("work").message, state.node("work").attempts) == ("interrupted", 1)
 
 
-def test_an_interrupt_reaches_what_waits_for_room(bench: Bench, living: Living) -> None:
+def test_an_interrupt_reaches_into_inner_dags(bench: Bench, living: Living) -> None:
     marker = f"marker-{uuid4().hex}"
     with bench.workflow() as workflow:
         work = bench.program("work", FAMILY, arguments=[marker], resources=Resources(cpu_request=4))  # one at a time
-        with dag(name="main"):
+        with dag(name="inner"):
             Task(name="a", template=work) >> Task(name="next", template=work)
             Task(name="b", template=work)
+        with dag(name="main"):
+            Task(name="outer", template="inner")
     engine = bench.start(workflow)
     bench.await_file("started")
     engine.send_signal(signal.SIGINT)
     engine.communicate()
     assert engine.returncode == 130
     assert living(marker) == []
-    assert phases(read_run(bench.run_dir)) == {"a": "Failed", "b": "Omitted", "next": "Omitted"}
+    assert phases(read_run(bench.run_dir)) == {
+        "outer": "Failed",
+        "outer.a": "Failed",
+        "outer.b": "Omitted",
+        "outer.next": "Omitted",
+    }
 
 
 def test_a_second_interrupt_stops_the_exit_handler(bench: Bench, living: Living) -> None:
@@ -93,7 +102,7 @@ def test_a_second_interrupt_stops_the_exit_handler(bench: Bench, living: Living)
     engine.communicate()
     assert engine.returncode == 130
     assert living(marker) == []
-    assert read_run(bench.run_dir).node("onExit").message == "interrupted"
+    assert read_run(bench.run_dir).node("onExit.report").message == "interrupted"
 
 
 def test_a_second_interrupt_before_the_exit_handler_skips_it(bench: Bench) -> None:
@@ -250,6 +259,11 @@ def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
         with dag(name="main"):
             Task(name="acquire", template=good)
             Task(name="optimize", template=bad) >> Task(name="evaluate", template=good)
+            Task(name="many", template="inner")
+        with dag(name="inner"):
+            Task(name="more", template="innermost")
+        with dag(name="innermost"):
+            Task(name="say", template=good)
     ours, theirs = os.openpty()
     engine = bench.start(workflow, stderr=theirs)
     os.close(theirs)
@@ -269,4 +283,6 @@ def test_a_terminal_shows_a_live_tree(bench: Bench) -> None:
     assert "told to" in text
     assert "do not" in text
     assert "99 %" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert re.search(r"├── . many .*\r?\n│ +└── . more .*\r?\n│ +└── . say", plain), plain
     assert "\x1b[?25h" in text  # the cursor is back

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
-from pathlib import Path
 
 import pytest
 from hera.workflows import Task
-from rich.console import Console
 
-from pipeline.runs.progress import Tree, duration
-from pipeline.runs.state import Node, RunState
+from pipeline.runs.progress import duration
 from tests.pipeline.local.local_bench import Bench, dag
 
 TIME = r"\d\d:\d\d:\d\d"
@@ -48,18 +44,3 @@ def test_each_change_is_one_plain_line_on_stderr(bench: Bench) -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_the_tree_shows_what_a_task_on_a_cluster_holds(tmp_path: Path) -> None:
-    nodes = [
-        Node(name="many", template="outer", kind="DAG", phase="Running"),
-        Node(name="many.more", template="inner", kind="DAG", phase="Running", parent="many"),
-        Node(name="many.more.say", template="say", phase="Succeeded", parent="many.more"),
-    ]
-    console = Console(file=io.StringIO(), width=80)
-    tree = Tree(console, tmp_path)
-    tree.changed(RunState(name="run", workflow="w", arguments={}, nodes=nodes, phase="Running"))
-    console.print(tree._render())
-    tree.finished(RunState(name="run", workflow="w", arguments={}, nodes=nodes, phase="Succeeded"))
-    assert isinstance(console.file, io.StringIO)
-    assert re.search(r"└── . many .*\n +└── . many.more .*\n +└── . many.more.say", console.file.getvalue())

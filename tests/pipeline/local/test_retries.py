@@ -197,6 +197,7 @@ def test_a_workflow_beyond_its_deadline_fails_and_its_exit_handler_runs(bench: B
         "slow": "Failed",
         "next": "Omitted",
         "onExit": "Succeeded",
+        "onExit.report": "Succeeded",
     }
     assert bench.lines("status") == ["Failed"]
     assert DEADLINE_S <= (state.seconds or 0) < 60
@@ -213,7 +214,7 @@ def test_the_exit_handler_always_runs_and_knows_the_status(bench: Bench, fails: 
     state = bench.run(workflow)
     assert bench.lines("status") == [f"{'Failed' if fails else 'Succeeded'} m run-1"]
     assert state.phase == ("Failed" if fails or handler_fails else "Succeeded")
-    assert state.culprit == ("work" if fails else "onExit" if handler_fails else None)
+    assert state.culprit == ("work" if fails else "onExit.report" if handler_fails else None)
     assert state.node("onExit").phase == ("Failed" if handler_fails else "Succeeded")
 
 
