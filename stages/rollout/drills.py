@@ -67,12 +67,13 @@ def drill_crash(scene: Scene) -> Drill:
         DrillFailed: no request is answered even before that.
         TransientError, AccessDenied: the server can't be killed.
     """
+    release = scene.release
     with scene.clients(scene.workload.concurrency) as load:
-        say(f"killing a server of {scene.release}")
-        up_again = scene.target.kill(scene.release)
+        say(f"killing a server of {release}")
+        up_again = scene.target.kill(release)
         recovered_s = seconds_until(up_again, time.monotonic(), RECOVERY_LIMIT_S, POLL_S)
         time.sleep(SETTLE_S)
-    replies, lacking = load.replies(), f"{scene.release} was not up again after {RECOVERY_LIMIT_S:.0f} s"
+    replies, lacking = load.replies(), f"{release} was not up again after {RECOVERY_LIMIT_S:.0f} s"
     reasons = [lacking] if recovered_s is None else []
     return scene.ended(replies, reasons, outage_s=outage_s(replies), recovered_s=recovered_s)
 

@@ -20,7 +20,7 @@ from stages.parts.model.checkpoint import content_of, parse_object
 from stages.parts.model.description import Description, local_sizes, tensor_shapes
 from stages.parts.model.name import ModelName
 from stages.parts.model.safetensors import read_header
-from stages.parts.model.unservable import UNSERVABLE
+from stages.parts.model.unservable import unservable
 from stages.parts.records.acquired import ACQUIRED, Acquired
 
 CONFIG: Final = "adapter_config.json"
@@ -105,7 +105,7 @@ def check_files(paths: Mapping[str, int] | list[str], source: str) -> None:
     if missing := [name for name in (CONFIG, WEIGHTS) if name not in paths]:
         pickled = WEIGHTS in missing and any(Path(path).suffix in (".bin", ".pt", ".pth") for path in paths)
         what = "holds its weights only as pickles" if pickled else f"has no {missing[0]}, so it is no LoRA adapter"
-        hint = UNSERVABLE.no_pickles if pickled else "name an adapter as PEFT writes it"
+        hint = unservable().no_pickles if pickled else "name an adapter as PEFT writes it"
         raise UnusableModel(f"{source} {what}", hint=hint)
 
 

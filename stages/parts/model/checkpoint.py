@@ -19,7 +19,7 @@ from stages.parts.base.settings import from_yaml
 from stages.parts.base.store import from_json, safe_relative
 from stages.parts.model.published import format_of
 from stages.parts.model.safetensors import LARGEST_SMALL_BYTES, damaged, find_not_finite, read_header
-from stages.parts.model.unservable import UNSERVABLE, refuse_kind, unknown_layout
+from stages.parts.model.unservable import refuse_kind, unknown_layout, unservable
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -74,7 +74,7 @@ def small_files(paths: Iterable[str]) -> list[str]:
     if SINGLE not in names and INDEX not in names:
         raise unknown_layout(names, f"{SINGLE} or {INDEX}")
     if CONFIG not in names:
-        raise UnusableModel("the repository has no config.json", hint=UNSERVABLE.same_model)
+        raise UnusableModel("the repository has no config.json", hint=unservable().same_model)
     if not any(set(files) <= set(names) for files in TOKENIZERS):
         raise UnusableModel(
             "the repository has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt)",
@@ -102,7 +102,8 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
     for shard in shards:
         if "/" in shard or not shard.endswith(".safetensors"):
             raise UnusableModel(
-                f"{INDEX} names {shard}, which is not a safetensors file in the same folder", hint=UNSERVABLE.no_pickles
+                f"{INDEX} names {shard}, which is not a safetensors file in the same folder",
+                hint=unservable().no_pickles,
             )
     return shards
 
@@ -142,7 +143,7 @@ def refuse_unservable(config: Mapping[str, Any], paths: Collection[str] = ()) ->
     format_of(config, paths)
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(config.get("model_type"), str)):
-        raise UnusableModel("config.json names no 'architectures' and 'model_type'", hint=UNSERVABLE.same_model)
+        raise UnusableModel("config.json names no 'architectures' and 'model_type'", hint=unservable().same_model)
 
 
 def sees(config: Mapping[str, Any]) -> bool:

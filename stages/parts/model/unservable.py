@@ -5,6 +5,7 @@ The names of a repository's files and its config.json suffice, so a model is ref
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
@@ -54,19 +55,24 @@ class Unservable(Settings):
 
 
 TABLE: Final = Path(__file__).with_suffix(".yaml")
-UNSERVABLE: Final = parse(Unservable, read_yaml(TABLE), str(TABLE))
+
+
+@functools.cache
+def unservable() -> Unservable:
+    """Read the table, which a model that is there already does not need."""
+    return parse(Unservable, read_yaml(TABLE), str(TABLE))
 
 
 def unknown_layout(paths: Collection[str], expected: str) -> UnusableModel:
     """Make the error for a repository that lacks the files *expected* of every model."""
-    for kind in UNSERVABLE.layouts:
+    for kind in unservable().layouts:
         if sign := kind.sign(paths, {}):
             return UnusableModel(f"the repository holds {kind.what} ({sign}), and no {expected}", hint=kind.instead)
-    return UnusableModel(f"the repository has no weights: no {expected}", hint=UNSERVABLE.same_model)
+    return UnusableModel(f"the repository has no weights: no {expected}", hint=unservable().same_model)
 
 
 def refuse_kind(config: Config, paths: Collection[str]) -> None:
     """Refuse, with UnusableModel, a model of a kind that can't be served; the message names the kind."""
-    for kind in UNSERVABLE.kinds:
+    for kind in unservable().kinds:
         if sign := kind.sign(paths, config):
             raise UnusableModel(f"the model is {kind.what} ({sign}), which slipway can't serve", hint=kind.instead)

@@ -174,10 +174,10 @@ def cold_start(text: str, seconds: float, first_answer_s: float) -> ColdStart | 
     times = [datetime.fromisoformat(f"2000-{time[1].replace(' ', 'T')}") for time in (begun[-1], listens)]
     weights_s = max(map(float, LOADED.findall(text)), default=0.0)
     compilation_s = float(compiled[1]) if (compiled := COMPILED.search(text)) else 0.0
-    engine_s = max(0.0, (times[1] - times[0]).seconds - weights_s - compilation_s)
-    parts = {"weights_s": weights_s, "compilation_s": compilation_s, "engine_s": engine_s}
-    parts["first_answer_s"] = first_answer_s
-    parts["imports_s"] = max(0.0, seconds - sum(parts.values()))
+    parts = {"weights_s": weights_s, "compilation_s": compilation_s, "first_answer_s": first_answer_s}
+    left_s = max(0.0, seconds - sum(parts.values()))
+    engine_s = min(left_s, max(0.0, (times[1] - times[0]).seconds - weights_s - compilation_s))
+    parts |= {"engine_s": engine_s, "imports_s": left_s - engine_s}
     return ColdStart(**{name: round(part, 3) for name, part in parts.items()})
 
 

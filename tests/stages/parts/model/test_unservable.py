@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from stages.parts.base.errors import UnusableModel
-from stages.parts.model.unservable import UNSERVABLE, refuse_kind, unknown_layout
+from stages.parts.model.unservable import refuse_kind, unknown_layout, unservable
 
 REGISTRY = """
 import json
@@ -49,4 +49,4 @@ def test_a_repository_without_anything_known_has_no_weights() -> None:
 
 
 def test_every_kind_says_what_to_use_instead() -> None:
-    assert all(kind.what and kind.instead for kind in (*UNSERVABLE.layouts, *UNSERVABLE.kinds))
+    assert all(kind.what and kind.instead for kind in (*unservable().layouts, *unservable().kinds))

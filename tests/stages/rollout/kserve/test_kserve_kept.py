@@ -104,7 +104,7 @@ def test_a_route_of_somebody_else_is_refused_by_name(serve: Serve, mode: str) ->
     kserve.make(GOOD)
     name = route_in(kserve, mode)
     of_somebody(kserve, name)
-    with pytest.raises(Conflict, match=f"the HTTPRoute {name} (is not of org/name|was not made by KServe)"):
+    with pytest.raises(Conflict, match=f"the HTTPRoute {name} (does not serve org/name|was not made by KServe)"):
         kserve.roll(GOOD)
     assert kserve.services() == []
 
