@@ -49,7 +49,7 @@ def trigger(tmp_path: Path) -> Trigger:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
 
     return run
