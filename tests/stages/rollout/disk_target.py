@@ -195,14 +195,14 @@ class DiskTarget:
     def _start(self, release: str) -> None:
         state = self.folder / "servers" / f"{release}.json"
         state.unlink(missing_ok=True)
-        subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-I", "-S", str(SERVER), str(self.releases / release), str(state)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
         deadline = time.monotonic() + ANSWER_S
-        while not state.exists():
+        while not state.exists() and server.poll() != -signal.SIGKILL:  # a rollout may stop it at once
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
 

@@ -77,7 +77,8 @@ def test_refusals_at_twice_the_peak_are_no_loss(stage: Stage) -> None:
     ("name", "behaviour", "reason"),
     [
         ("load", QUICK | {"fails_every": 10}, "requests were lost: 500"),
-        ("load", BUSY | {"thrashes_s": 0.02}, "at twice the peak"),
+        # Those that wait longest may be given up before the rate is known.
+        ("load", BUSY | {"thrashes_s": 0.02}, ("at twice the peak", "requests were lost: ReadTimeout")),
         pytest.param(
             "load", BUSY | {"slots": 2, "waits": 20, "beyond": 500}, "requests were lost: 500", marks=pytest.mark.slow
         ),
@@ -95,10 +96,11 @@ def test_refusals_at_twice_the_peak_are_no_loss(stage: Stage) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_an_endpoint_does_not_withstand_is_said(
-    stage: Stage, name: str, behaviour: dict[str, Any], reason: str
+    stage: Stage, name: str, behaviour: dict[str, Any], reason: str | tuple[str, ...]
 ) -> None:
     result = drilled(stage, name, NO_TARGETS, **behaviour)
-    assert any(reason in failure for failure in result.failures), result
+    reasons = (reason,) if isinstance(reason, str) else reason
+    assert any(each in failure for each in reasons for failure in result.failures), result
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_large_bodies_are_copied_up_to_a_limit(split: Split) -> None:
         body = {"model": MODEL, "prompt": "x" * size}
         assert http().post(f"{split.url}/v1/completions", json=body, timeout=60).is_success
     _, copies = split.logged(2, 2)
-    assert [copy.status for copy in copies] == [200, 413]
+    assert sorted(copy.status for copy in copies) == [200, 413]
     assert len(split.servers[CANARY].asked) == 1
 
 
