@@ -72,12 +72,19 @@ demo: $(INSTALLED) ## acquire, optimize, evaluate, select and serve the demo mod
 demo-stop: $(INSTALLED) ## stop the endpoint that the demo left serving
 	@$(BIN)/slipway serve slipway/demo-llama --stop --store .slipway
 
+# Three at once on two cores disturb each other's servers and clocks: what fails then has to pass alone, and is shown.
+define tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(1) || { [ $$? = 1 ] \
+		&& echo 'Again, alone: what failed beside other tests.' \
+		&& $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
+endef
+
 test: check ## checks, then the tests, real servers included, but for those marked slow
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(call tests,-m "not slow")
 
 test-all: export EVERY_VARIANT := 1
 test-all: check ## the slow tests too: the same behaviour once more in another way, and every variant served
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(call tests,)
 
 # The same on a machine with AVX-512 as if it had none; what it sets works before any other command, too.
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
