@@ -28,6 +28,8 @@ from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
 from stages.rollout.kserve.detect import CRD, serving_kinds
 from stages.rollout.kserve.objects import PART_OF, SELECTOR
+from stages.rollout.kserve.shared_address import KINDS as SHARED_KINDS
+from stages.rollout.kserve.shared_address import SHARED
 
 ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount", "Secret", "ConfigMap")
 """Kinds that are applied first, in this order; other kinds of Kubernetes itself come next, custom resources last."""
@@ -190,16 +192,23 @@ def _refuse_while_used(cluster: Cluster) -> None:
     if active:
         hint = f"wait, or stop them: slipway stop {active[0]} --namespace {cluster.namespace}; --force goes on"
         raise Conflict(f"runs are active in namespace {cluster.namespace}: {', '.join(active)}", hint=hint)
-    endpoints, kinds = [], []
-    for kind in serving_kinds():
-        with contextlib.suppress(Absent):  # no KServe
-            if services := cluster.list(kind, labels=SELECTOR)[0]:
-                endpoints += [service["metadata"]["name"] for service in services]
-                kinds.append(kind.plural)
-    if endpoints:
-        remove = f"kubectl -n {cluster.namespace} delete {','.join([*kinds, 'httproutes'])} -l {SELECTOR}"
+    serving = {kind.plural: _names(cluster, kind, SELECTOR) for kind in serving_kinds()}
+    if endpoints := [name for names in serving.values() for name in names]:
+        delete = f"kubectl -n {cluster.namespace} delete"
+        remove = f"{delete} {','.join([*filter(serving.get, serving), 'httproutes'])} -l {SELECTOR}"
+        label = "=".join(*SHARED.items())
+        if shared := [kind.plural for kind in reversed(SHARED_KINDS) if _names(cluster, kind, label)]:
+            remove += f" && {delete} {','.join(shared)} -l {label}"
         hint = f"they need the runtime that goes; {remove}, or --force leaves them as they are"
         raise Conflict(f"endpoints serve in namespace {cluster.namespace}: {', '.join(endpoints)}", hint=hint)
+
+
+def _names(cluster: Cluster, kind: Kind, labels: str) -> list[str]:
+    """Name the objects of a kind; none if the cluster does not know the kind."""
+    try:
+        return [body["metadata"]["name"] for body in cluster.list(kind, labels=labels)[0]]
+    except Absent:
+        return []
 
 
 def _other_installation(cluster: Cluster) -> str:

@@ -25,7 +25,7 @@ KINDS: Final = (
 )
 """Of the objects, in their order."""
 SHARED: Final = {"slipway/shared-address": "true"}
-"""The label of these routes."""
+"""Their label."""
 
 
 def shared_name(endpoint: KServeEndpoint) -> str:
@@ -38,16 +38,17 @@ def shared_objects(endpoint: KServeEndpoint, release: str, gateway: str, hostnam
     settings = endpoint.settings
     if settings.shared_host is None:
         return []
+    shared = {ENDPOINT: endpoint.name} | SHARED
     host, _, port = (settings.shared_through or f"{hostname}:80").rpartition(":")
     return rendered(
         TEMPLATES / "shared_address.yaml.jinja",
         endpoint=endpoint,
         name=shared_name(endpoint),
-        labels=PART_OF | {ENDPOINT: endpoint.name},
+        labels=PART_OF | shared,
         models=[endpoint.store.model, *adapters_in(endpoint.store.releases / release)],
         gateway=gateway_reference(gateway),
         host=host,
         port=int(port),
         hostname=hostname,
-        shared={ENDPOINT: endpoint.name} | SHARED,
+        shared=shared,
     )

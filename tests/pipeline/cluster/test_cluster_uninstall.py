@@ -11,6 +11,7 @@ from pipeline.cluster.install import install, uninstall
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from stages.parts.base.errors import AccessDenied, Conflict
 from stages.parts.cluster.api import Cluster
+from stages.rollout.kserve.shared_address import KINDS, SHARED
 from tests.kubernetes import KubernetesServer
 from tests.pipeline.argo.argo_bench import PLATFORM, namespace, with_kserve
 
@@ -122,6 +123,13 @@ def test_nothing_goes_while_runs_are_active_or_endpoints_serve(server, there, pl
     with pytest.raises(Conflict, match="endpoints serve in namespace slipway: org--name") as serving:
         removed(there, platform)
     assert "delete llminferenceservices,httproutes -l" in serving.value.hint
+    assert "slipway/shared-address" not in serving.value.hint
+    joined = {"name": "org--name-shared", "namespace": there.namespace, "labels": SHARED}
+    for kind in KINDS[1:3]:
+        server.put({"apiVersion": kind.api_version, "kind": kind.name, "metadata": joined, "spec": {}})
+    with pytest.raises(Conflict) as shared:
+        removed(there, platform)
+    assert "delete aigatewayroutes,aiservicebackends -l slipway/shared-address=true, or --force" in shared.value.hint
     assert removed(there, platform, force=True)["WorkflowTemplate slipway/slipway"][0] == "removed"
 
 
