@@ -44,10 +44,10 @@ CONVERSATIONS: Final = 24
 QUESTION_TOKENS: Final = 96
 ANSWER_TOKENS: Final = 24
 AT_ONCE: Final = 4
-TURNS: Final = 40
-REQUESTS: Final = 24
+TURNS: Final = 20
+REQUESTS: Final = 100
 """In each turn at each share of copies."""
-COPIED: Final = (0, 5, 20, 100)
+COPIED: Final = (0, 1, 2, 5, 20, 100)
 """Percent of the requests that are copied to the canary."""
 RESAMPLED: Final = 400
 KV_CACHE_MIB: Final = 64

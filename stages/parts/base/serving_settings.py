@@ -122,7 +122,8 @@ class AskedServing(Settings):
     for the workload's requests in flight. Variants that fit on fewer are tried there too, as candidates with a recipe
     such as ``tp1``."""
     enforce_eager: bool = False
-    """True: no compilation and no CUDA graphs, which starts faster and decodes slower."""
+    """True: no compilation and no CUDA graphs, which starts faster and decodes slower. A GPU's kernels are then
+    compiled at the first requests, which those measure."""
     startup_timeout_s: Positive | Literal["auto"] = "auto"
     """A server that is not ready after this time is stopped, and the variant fails. auto: what compiling takes, and
     reading the weights from a slow volume; at least 900. For a release, by the start that was measured."""

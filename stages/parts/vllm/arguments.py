@@ -135,18 +135,29 @@ def core_binding(settings: Serving, half: int = 0, replica: int = 0) -> str:
 
     vLLM itself would bind the threads of every server to the same cores, where they starve each other by turns. A
     release and its canary have half of the cores each, which their replicas share out; an evaluation gets as many as a
-    replica will. vLLM chooses in a pod, which has only one server, and with tensor parallelism, which uses a NUMA node
-    for each part. A server of one thread runs the model in the process of its scheduler and is not bound: vLLM's worker
+    replica will. vLLM chooses with tensor parallelism, which uses a NUMA node for each part, and where a pod has more
+    than one. A server of one thread runs the model in the process of its scheduler and is not bound: vLLM's worker
     process and its scheduler wait for each other by calling sched_yield without end, which on two cores takes half of
     the speed and keeps all other processes, clients too, waiting for up to seconds.
     """
     if binding := os.environ.get(BINDING):
         return binding
-    if "KUBERNETES_SERVICE_HOST" in os.environ or settings.tensor_parallel_size > 1 or serves_on_gpu():
+    if settings.tensor_parallel_size > 1 or serves_on_gpu():
         return ""
-    parts = core_parts(2 * settings.replicas)
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    parts = core_parts(1 if in_pod else 2 * settings.replicas)
     cores = parts[half * settings.replicas + replica] if parts else ()
-    return ",".join(map(str, cores)) if len(cores) > 1 else ONE_THREAD
+    if len(cores) <= 1:
+        return ONE_THREAD
+    return "" if in_pod else ",".join(map(str, cores))
+
+
+def threads(binding: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables and the arguments that make a server's threads those of ``core_binding``."""
+    if binding == ONE_THREAD:
+        # With several processes allowed, vLLM on a CPU replaces IN_ONE_PROCESS by its default.
+        return {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, IN_ONE_PROCESS
+    return {BINDING: binding} if binding else {}, ()
 
 
 def vllm(version: str = "") -> list[str]:
@@ -178,11 +189,7 @@ def environment(
     variables.setdefault("VLLM_CACHE_ROOT", str(cache_folder(version)))
     if api_key:
         variables["VLLM_API_KEY"] = api_key
-    if binding == ONE_THREAD:
-        # With several processes allowed, vLLM on a CPU replaces IN_ONE_PROCESS by its default.
-        variables |= {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    elif binding:
-        variables[BINDING] = binding
+    variables |= threads(binding)[0]
     if devices:
         variables["CUDA_VISIBLE_DEVICES"] = devices
     return variables

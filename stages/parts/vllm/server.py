@@ -28,13 +28,12 @@ from stages.parts.model.checkpoint import config_in
 from stages.parts.records.evaluation import ColdStart
 from stages.parts.vllm.arguments import (
     FOR_CLIENTS,
-    IN_ONE_PROCESS,
-    ONE_THREAD,
     core_binding,
     engine_arguments,
     environment,
     lora_arguments,
     serves_on_gpu,
+    threads,
     vllm,
 )
 from stages.parts.vllm.client import (
@@ -189,7 +188,7 @@ def running(spec: ServerSpec, cancelled: threading.Event | None = None) -> Itera
     started = time.monotonic()
     binding = core_binding(spec.settings, spec.half, spec.replica)
     # Before the settings' extra arguments, of which the last one holds.
-    arguments = [*(IN_ONE_PROCESS if binding == ONE_THREAD else ()), *lora_arguments(spec.adapters)]
+    arguments = [*threads(binding)[1], *lora_arguments(spec.adapters)]
     arguments += engine_arguments(spec.settings, spec.directory)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -22,11 +22,20 @@ from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.kinds import Kind, Object
+from stages.parts.cluster.nodes import quantity
 from stages.parts.endpoint.routing import OFFERED
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.releases.pinned import MeasuredWith, pinned, weights_bytes
 from stages.parts.releases.release import METRICS
-from stages.parts.vllm.arguments import CPU_KV_CACHE_MIB, FOR_CLIENTS, GPU_ARGUMENT, engine_arguments, lora_arguments
+from stages.parts.vllm.arguments import (
+    CPU_KV_CACHE_MIB,
+    FOR_CLIENTS,
+    GPU_ARGUMENT,
+    ONE_THREAD,
+    engine_arguments,
+    lora_arguments,
+    threads,
+)
 from stages.parts.vllm.sizing import SERVER_BYTES, gpu_memory_bytes, shared_bytes
 from stages.rollout.kserve.modes import AUTO
 from stages.rollout.kserve.scaler import NOTHING, RUNTIME, Scaler
@@ -288,10 +297,14 @@ def container(endpoint: KServeEndpoint, release: str, *, port: int = PORT, drain
     settings, serving = endpoint.settings, endpoint.serving_of(release)
     memory = f"{math.ceil(_memory_bytes(endpoint, release) / GIB)}Gi" if settings.memory == "auto" else settings.memory
     gpus = {settings.gpu: str(serving.tensor_parallel_size)} if settings.gpu else {}
+    # vLLM itself would bind all servers of a node to the same core.
+    small = not gpus and serving.tensor_parallel_size == 1 and quantity(settings.cpu) <= 1
+    variables, one_process = threads(ONE_THREAD if small else "")
     (server,) = rendered(
         TEMPLATES / "server.yaml.jinja",
         image=endpoint.image_of(release),
-        arguments=_arguments(endpoint, release, port),
+        arguments=[*one_process, *_arguments(endpoint, release, port)],
+        variables=variables,
         port=port,
         secret=API_SECRET,
         secret_key=API_SECRET_KEY,

@@ -229,6 +229,14 @@ def test_a_server_with_a_single_core_has_one_thread(replicas: int) -> None:
 
 
 @pytest.mark.usefixtures("_twelve_cores")
+@pytest.mark.parametrize(("cores", "binding"), [(2, ONE_THREAD), (4, "")])
+def test_a_pod_on_a_node_of_two_cores_has_one_thread(monkeypatch: pytest.MonkeyPatch, cores: int, binding: str) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert core_binding(Serving(replicas=3)) == binding
+
+
+@pytest.mark.usefixtures("_twelve_cores")
 @pytest.mark.parametrize("reason", ["tensor parallelism", "a pod", "a GPU"])
 def test_vllm_itself_chooses_the_cores_of(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert core_binding(Serving())

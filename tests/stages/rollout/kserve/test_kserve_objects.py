@@ -82,6 +82,26 @@ def test_a_release_is_served_from_its_own_directory_with_what_was_measured(tmp_p
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("settings", "one"),
+    [
+        ({"gpu": None, "cpu": "500m"}, True),
+        ({"gpu": None, "cpu": "1"}, True),
+        ({"gpu": None, "cpu": "1500m"}, False),
+        ({"cpu": "1"}, False),
+    ],
+)
+def test_a_pod_that_asks_for_a_core_has_one_thread(
+    tmp_path: Path, mode: Any, settings: dict[str, Any], one: bool
+) -> None:
+    served = service(endpoint(tmp_path, **settings), SECOND, mode)["spec"]["predictor"]["model"]
+    variables = {each["name"]: each.get("value") for each in served["env"]}
+    assert ("--distributed-executor-backend" in served["args"]) == one
+    assert (variables.get("OMP_NUM_THREADS") == "1") == one
+    assert (variables.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0") == one
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_every_pod_has_the_door(tmp_path: Path, mode: Any) -> None:
     pods = service(endpoint(tmp_path), SECOND, mode)["spec"]["predictor"]
     arguments, (mounted,) = pods["model"]["args"], pods["model"]["volumeMounts"]
