@@ -87,8 +87,7 @@ AllowIncompleteOption = Annotated[
     bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
 ]
 ForcePublishOption = Annotated[
-    bool,
-    typer.Option("--force-publish", help="Serve the winner even if what serves may be better."),
+    bool, typer.Option("--force-publish", help="Serve the winner even if what serves may be better.")
 ]
 FollowOption = Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")]
 ContextOption = Annotated[

@@ -137,12 +137,7 @@ def _judged(
     times = max(looks.values(), key=len)
     beaten = [name for name, looked in looks.items() if len(looked) < len(times)]
     verdict = judge(
-        estimate.evidence,
-        estimate.criteria,
-        able=able,
-        unclear=unclear,
-        beaten=beaten,
-        times=times or (1.0,),
+        estimate.evidence, estimate.criteria, able=able, unclear=unclear, beaten=beaten, times=times or (1.0,)
     )
     return lacking(verdict, missing)
 

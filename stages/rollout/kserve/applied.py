@@ -86,8 +86,7 @@ class AppliedObjects:
                 if back:
                     raise TransientError(message, hint="try again") from error
                 raise Conflict(
-                    message,
-                    hint="to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again",
+                    message, hint="to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again"
                 ) from error
 
     def apply_budget(self) -> None:
