@@ -104,12 +104,8 @@ def inside(outer: str, name: str) -> str:
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
-    """Read a compiled WorkflowTemplate or Workflow.
-
-    Raises:
-        ConfigError: it has fields that the local engine does not run, each of which is named by its path, or its tasks
-            depend on each other in a circle.
-    """
+    """Read a compiled WorkflowTemplate or Workflow. Raises: ConfigError: it has fields that the local engine does not
+    run, each of which is named by its path, or its tasks depend on each other in a circle."""
     read = parse_model(Manifest, manifest, "the workflow")
     templates = {template.name: template for template in read.spec.templates}
     if read.spec.on_exit:

@@ -99,11 +99,8 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
 
 def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Check the weights in *directory*, made with the quantizer's *parameters*, against the base's. Returns the fields
-    of ``Variant`` with their size and types.
-
-    Raises:
-        QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN, infinity or other values.
-    """
+    of ``Variant`` with their size and types. Raises: QuantizationFailed: a tensor is missing, has the wrong type or
+    shape, or holds NaN, infinity or other values."""
     try:
         bits = quantizer_of(name, base).verify(base, directory, parameters)
         tensors = read_weights(directory)

@@ -59,11 +59,8 @@ def language_part(base: Base) -> LanguagePart | None:
 
 
 def write_language_part(part: LanguagePart, base: Path, target: Path) -> None:
-    """Write the part of the model in the directory *base* as a model of its own.
-
-    Raises:
-        ValueError: Transformers has no model of its own for its type.
-    """
+    """Write the part of the model in the directory *base* as a model of its own. Raises: ValueError: Transformers has
+    no model of its own for its type."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 

@@ -62,10 +62,7 @@ def text_digest(text: str, kind: str) -> str:
 
 def read_documents(text: str, kind: str) -> list[str]:
     """Read the documents in a file: the ``text`` fields of a .jsonl file, or texts between form feeds or blank lines.
-
-    Raises:
-        UnknownName, ConfigError: see ``text_path``; or the file is unreadable, malformed or empty.
-    """
+    Raises: UnknownName, ConfigError: see ``text_path``; or the file is unreadable, malformed or empty."""
     path = text_path(text, kind)
     with _readable(path, kind):
         content = path.read_text(encoding="utf-8")
