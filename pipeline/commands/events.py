@@ -57,7 +57,7 @@ def trigger(
                 hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
             )
         engine = options.argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
-        run = engine.announce(pushes.start(engine.cluster, push), is_new=True)
+        run = engine.announce(pushes.start(engine.cluster, push), True)
         return engine.result(run)
     settings = where.settings(options.ConfigOptions(config=config, assignments=assignments), profile=profile)
     return where.engine_of().start(settings, push.model, push.commit, serve=True)
