@@ -84,9 +84,7 @@ class StoredDecision:
 
     def samples(self) -> dict[str, Samples]:
         """Read the raw samples by variant; fails like ``read_samples``."""
-        return {
-            name: read_samples(self.samples_path(name), evaluation) for name, evaluation in self.evaluations.items()
-        }
+        return {name: read_samples(self.samples_path(name), each) for name, each in self.evaluations.items()}
 
     def asked(self) -> Asked | None:
         """Read the answers of a reference that was asked only; fails like ``read_answers``."""

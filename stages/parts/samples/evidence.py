@@ -202,9 +202,7 @@ def answer_growths(samples: Mapping[str, Samples], reference: str) -> dict[str, 
 def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
     """Compute the divergence of every variant from the *reference*, without variants that were measured on another
     text. Raise DamagedModel if the samples are not distributions."""
-    documents = {
-        name: sorted(sample.held_out, key=lambda document: document.document) for name, sample in samples.items()
-    }
+    documents = {name: sorted(sample.held_out, key=lambda each: each.document) for name, sample in samples.items()}
     computed: dict[str, Divergence] = {}
     if not (ours := documents.pop(reference, None)):
         return computed

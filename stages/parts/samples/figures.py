@@ -100,10 +100,7 @@ def _by_ranks(ordered: Sequence[float], share: float) -> tuple[float, float]:
 
 def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) -> Goodput:
     """Count the requests that met the targets (Zhong et al., DistServe, 2024); rates are the mean over rounds."""
-    good = [
-        (run.run.duration_s, [request for request in run.requests if within(request, ttft_ms, tpot_ms)])
-        for run in rounds
-    ]
+    good = [(run.run.duration_s, [each for each in run.requests if within(each, ttft_ms, tpot_ms)]) for run in rounds]
     return Goodput(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
