@@ -196,14 +196,12 @@ class Cluster:
         query = None if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
         self.request("DELETE", kind.path(namespace or self.namespace, name), query=query)
 
-    def watch(
-        self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""
-    ) -> Iterator[tuple[str, Object]]:
+    def watch(self, kind: Kind, version: str, *, fields: str) -> Iterator[tuple[str, Object]]:
         """Yield changes since *version*, including ('BOOKMARK', …), until the server ends the watch. Raises Expired if
         *version* is too old, ClusterUnavailable if the connection was lost, or the server is overloaded."""
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        query |= {"fieldSelector": fields, "labelSelector": labels, "timeoutSeconds": str(WATCH_S)}
-        for line in self.lines(kind.path(namespace or self.namespace), query):
+        query |= {"fieldSelector": fields, "timeoutSeconds": str(WATCH_S)}
+        for line in self.lines(kind.path(self.namespace), query):
             event = json.loads(line)
             if event["type"] == "ERROR":
                 raise refusal(event["object"].get("code", 500), event["object"], self.address)
