@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands import options
+from pipeline.commands import options as common
 from pipeline.commands.fleet import apply
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
-commands = options.Commands()
+commands = common.Commands()
 
 
 @commands.add("trigger --payload event.json --dry-run")
@@ -22,15 +22,15 @@ def trigger(
     payload: Annotated[str, typer.Option(metavar="FILE", help="The webhook's body, as JSON. -: standard input.")],
     provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Workflow, and start nothing.")] = False,
-    follow: options.FollowOption = True,
+    follow: common.FollowOption = True,
     fleet: Annotated[
         Path | None, typer.Option(help="Run it with its settings in this fleet file, as slipway apply does.")
     ] = None,
-    profile: options.ProfileOption = None,
-    config: options.ConfigOption = None,
-    assignments: options.SetOption = None,
+    profile: common.ProfileOption = None,
+    config: common.ConfigOption = None,
+    assignments: common.SetOption = None,
     *,
-    where: options.Where,
+    where: common.Where,
 ) -> Printout | None:
     """Start the run that a registry's webhook would start.
 
@@ -56,10 +56,10 @@ def trigger(
                 "on a cluster a pushed model runs with the settings of the installed template",
                 hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
             )
-        engine = options.argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
+        engine = common.argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
         run = engine.announce(pushes.start(engine.cluster, push), True)
         return engine.result(run)
-    settings = where.settings(options.ConfigOptions(config=config, assignments=assignments), profile=profile)
+    settings = where.settings(common.ConfigOptions(config=config, assignments=assignments), profile=profile)
     return where.engine_of().start(settings, push.model, push.commit, serve=True)
 
 
