@@ -50,10 +50,8 @@ class ArgoEngine:
     ) -> Printout:
         name = ModelName.parse(model)
         if name.directory:
-            raise ConfigError(
-                f"{model} is a directory of this machine, which the cluster can't read",
-                hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
-            )
+            hint = "push it to a Hub that the cluster reaches, or run it here: --engine local"
+            raise ConfigError(f"{model} is a directory of this machine, which the cluster can't read", hint=hint)
         decide_before(config, name, revision)
         if serve and config.platform.serves_on != LOCAL:
             self.check_serving(self.cluster, config, name.id)

@@ -137,10 +137,8 @@ def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterC
     settings = options.load()
     platform = settings.platform
     if platform.cluster is None or platform.cluster.clients is None:
-        raise ConfigError(
-            f"the platform {platform.name} names no clients",
-            hint="cluster.clients.file in its file (docs/endpoint.md), and --platform or SLIPWAY_PLATFORM",
-        )
+        hint = "cluster.clients.file in its file (docs/endpoint.md), and --platform or SLIPWAY_PLATFORM"
+        raise ConfigError(f"the platform {platform.name} names no clients", hint=hint)
     return where.cluster(settings), read_clients(platform.cluster.clients)
 
 

@@ -52,10 +52,8 @@ def trigger(
         from pipeline.cluster.manifests import NAMESPACE
 
         if profile or config or assignments:
-            raise ConfigError(
-                "on a cluster a pushed model runs with the settings of the installed template",
-                hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
-            )
+            hint = "leave out --profile, --config and --set (and their environment variables), or use --engine local"
+            raise ConfigError("on a cluster a pushed model runs with the settings of the installed template", hint=hint)
         engine = common.argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
         run = engine.announce(pushes.start(engine.cluster, push), True)
         return engine.result(run)

@@ -141,10 +141,8 @@ def writable(folder: Path) -> Iterator[None]:
         with full_disk_as_error(folder):
             yield
     except OSError as error:
-        raise ConfigError(
-            f"cannot use {folder} as the run's folder: {error.strerror}",
-            hint="check its rights, or choose another store with --store",
-        ) from error
+        hint = "check its rights, or choose another store with --store"
+        raise ConfigError(f"cannot use {folder} as the run's folder: {error.strerror}", hint=hint) from error
 
 
 def hold(stack: contextlib.ExitStack, folder: Path, mutexes: Iterable[str]) -> str | None:

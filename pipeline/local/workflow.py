@@ -78,10 +78,8 @@ class Workflow:
                     yield f"needs a secret: set the environment variable {name}"
 
         if lines := [f"    {task} {lack}" for task, template in self.used() for lack in lacks(template)]:
-            raise ConfigError(
-                "this machine can't run the workflow\n" + "\n".join(lines),
-                hint="change what the platform's configuration asks for, or run it on a larger machine",
-            )
+            hint = "change what the platform's configuration asks for, or run it on a larger machine"
+            raise ConfigError("this machine can't run the workflow\n" + "\n".join(lines), hint=hint)
 
     def volumes(self, template: Template) -> dict[str, Volume]:
         return {volume.name: volume for volume in (*self.spec.volumes, *template.volumes)}

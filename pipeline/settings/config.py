@@ -53,10 +53,8 @@ class RunConfig(Settings):
         """The settings of the platform's cluster. Raises: ConfigError: the platform is one machine."""
         if self.platform.cluster is None:
             clusters = ", ".join(name for name in names("platform") if name != LOCAL)
-            raise ConfigError(
-                f"the platform {self.platform.name} is one machine, not a cluster",
-                hint=f"--platform, or SLIPWAY_PLATFORM: one of {clusters}",
-            )
+            hint = f"--platform, or SLIPWAY_PLATFORM: one of {clusters}"
+            raise ConfigError(f"the platform {self.platform.name} is one machine, not a cluster", hint=hint)
         return self.platform.cluster
 
     @model_validator(mode="after")

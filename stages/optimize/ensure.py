@@ -106,10 +106,8 @@ def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]
         tensors = read_weights(directory)
         check_finite(tensors.values())
     except (ValueError, DamagedModel) as error:
-        raise QuantizationFailed(
-            f"{name} made wrong weights from {base.architecture}: {error}",
-            hint="nothing was published; the other variants continue without it",
-        ) from error
+        hint = "nothing was published; the other variants continue without it"
+        raise QuantizationFailed(f"{name} made wrong weights from {base.architecture}: {error}", hint=hint) from error
     stored = bytes_by_type(tensors.values())
     dtype = main_dtype(tensor for tensor_name, tensor in tensors.items() if tensor_name in base.tensors)
     return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}

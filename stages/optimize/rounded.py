@@ -90,10 +90,8 @@ class Rounded:
     def check(self, settings: Optimize, base: Base) -> None:  # noqa: ARG002
         """Check that vLLM can serve the decoder's layers in this format, from the headers of the files."""
         if wrong := why_not_quantized(base.tensors) or self.obstacle(base):
-            raise QuantizationFailed(
-                f"{self.name} cannot quantize {base.architecture}: {wrong}",
-                hint="the other variants continue without it",
-            )
+            hint = "the other variants continue without it"
+            raise QuantizationFailed(f"{self.name} cannot quantize {base.architecture}: {wrong}", hint=hint)
 
     def obstacle(self, base: Base) -> str:
         """Why the format can't be made from the base; empty if it can."""
@@ -182,10 +180,8 @@ class Rounded:
 
         low, high = self.bounds(values)
         if not (torch.isfinite(low) & torch.isfinite(high)).all():
-            raise QuantizationFailed(
-                f"{self.name} cannot quantize {name}: it holds NaN or infinity",
-                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
-            )
+            hint = "the publisher's file is damaged: try another --revision, or tell the publisher"
+            raise QuantizationFailed(f"{self.name} cannot quantize {name}: it holds NaN or infinity", hint=hint)
         scheme, compressor = preset(self.scheme, self.inputs)
         scale, zero = calculate_qparams(low, high, scheme.weights, global_scale=global_scale)
         state = {"weight": values, "weight_scale": scale, "weight_zero_point": zero}

@@ -199,10 +199,8 @@ class OneMachine:
         return together(by_server)
 
     def replicas(self, release: str) -> Replicas:
-        raise ConfigError(
-            f"nothing scales {release}: one machine has the same servers under any load",
-            hint="name a platform that serves on KServe: --platform",
-        )
+        hint = "name a platform that serves on KServe: --platform"
+        raise ConfigError(f"nothing scales {release}: one machine has the same servers under any load", hint=hint)
 
     def client_url(self) -> str:
         if (running := self._running()) is None:

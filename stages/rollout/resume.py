@@ -33,10 +33,8 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     if last.release != release:
         raise another_under_way(store, last)
     if last.target != target_name:
-        raise Conflict(
-            f"the rollout of {release} is under way on {last.target}, not {target_name}",
-            hint=f"add --platform with a platform that serves on {last.target}",
-        )
+        hint = f"add --platform with a platform that serves on {last.target}"
+        raise Conflict(f"the rollout of {release} is under way on {last.target}, not {target_name}", hint=hint)
     return last.changed(run=run or last.run)
 
 
@@ -88,10 +86,8 @@ def another_under_way(store: ModelStore, journal: Journal) -> Conflict:
 def check_canary(store: ModelStore, split: Split, release: str) -> None:
     """Raise Conflict if the platform is trying another release than *release*."""
     if split.canary not in (None, release):
-        raise Conflict(
-            f"{split.canary} is being tried on the platform, not {release}",
-            hint=f"give it up: slipway rollout abort {store.model}",
-        )
+        hint = f"give it up: slipway rollout abort {store.model}"
+        raise Conflict(f"{split.canary} is being tried on the platform, not {release}", hint=hint)
 
 
 def check_point(until: str, settings: Rollout) -> None:

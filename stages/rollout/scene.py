@@ -167,10 +167,8 @@ class Scene:
             time.sleep(SETTLE_S)
             replies = load.replies()
             if replies and all(reply.error for reply in replies):
-                raise DrillFailed(
-                    f"no request is answered, and nothing was changed: {replies[-1].error}",
-                    hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
-                )
+                hint = "where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…"
+                raise DrillFailed(f"no request is answered, and nothing was changed: {replies[-1].error}", hint=hint)
             yield load
 
     def send(self, rate_per_s: float, seconds: float) -> list[Reply]:

@@ -119,10 +119,8 @@ def read_stored(run: Path) -> StoredDecision:
     """
     basis = Basis.read(run / MEASUREMENTS / BASIS)
     if basis is None:
-        raise MissingRun(
-            f"run {run.name} has no measurements: it ended before a decision",
-            hint="start another run: it uses finished measurements again",
-        )
+        hint = "start another run: it uses finished measurements again"
+        raise MissingRun(f"run {run.name} has no measurements: it ended before a decision", hint=hint)
     paths = [path for path in (run / MEASUREMENTS).glob("*.json") if path.name not in (BASIS, f"{ANSWERS}.json")]
     documents = [Evaluation.read(path) for path in sorted(paths)]
     evaluations = {evaluation.variant: evaluation for evaluation in documents if evaluation}

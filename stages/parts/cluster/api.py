@@ -129,10 +129,8 @@ class Cluster:
             return self._kinds[api_version][name]
         except KeyError:
             group = api_version.rpartition("/")[0]
-            raise NotInstalled(
-                f"the cluster {self.address} has no kind {name} of {api_version}",
-                hint=f"install {PROVIDERS[group]}" if group in PROVIDERS else "",
-            ) from None
+            hint = f"install {PROVIDERS[group]}" if group in PROVIDERS else ""
+            raise NotInstalled(f"the cluster {self.address} has no kind {name} of {api_version}", hint=hint) from None
 
     def require(self, kind: Kind) -> None:
         """Raise NotInstalled, with what to install, if the cluster does not have this kind of objects."""

@@ -28,10 +28,8 @@ def text_path(text: str, kind: str) -> Path:
         return texts[text]
     path = Path(text).expanduser()
     if not path.is_file():
-        raise ConfigError(
-            f"there is no {kind} text {text}",
-            hint=f"give the name of a file in configs/{kind}/, or a path to a .txt or .jsonl file",
-        )
+        hint = f"give the name of a file in configs/{kind}/, or a path to a .txt or .jsonl file"
+        raise ConfigError(f"there is no {kind} text {text}", hint=hint)
     return path
 
 

@@ -214,15 +214,11 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
             partial.truncate(0)  # it is longer than the Hub's file, so it is not the beginning of that file
         raise _answered(error, model, revision, path) from error
     except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
-        raise HubUnavailable(
-            f"{_host()} can't be reached: {str(error) or type(error).__name__}",
-            hint="check the network, the proxy variables and HF_ENDPOINT; the downloaded part is kept",
-        ) from error
+        hint = "check the network, the proxy variables and HF_ENDPOINT; the downloaded part is kept"
+        raise HubUnavailable(f"{_host()} can't be reached: {str(error) or type(error).__name__}", hint=hint) from error
     except json.JSONDecodeError as error:
-        raise HubUnavailable(
-            f"{_host()} did not answer as a Hub does",
-            hint="check HF_ENDPOINT, and whether a proxy or a login page answers instead",
-        ) from error
+        hint = "check HF_ENDPOINT, and whether a proxy or a login page answers instead"
+        raise HubUnavailable(f"{_host()} did not answer as a Hub does", hint=hint) from error
 
 
 def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> SlipwayError:

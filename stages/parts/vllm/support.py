@@ -294,10 +294,8 @@ def refuse_unserved(adapters: Mapping[str, Adapter], architectures: list[str]) -
     configs = {name: dict(adapter.config) for name, adapter in adapters.items()}
     key = digest_of([architectures, configs])
     for name, why in asked_once(f"lora-{key}", lambda: _unserved(configs, architectures)).items():
-        raise UnusableModel(
-            f"vLLM can't serve the adapter {name} ({adapters[name].source}): {why}",
-            hint="take it out of serving.adapters, or merge it into the model",
-        )
+        hint = "take it out of serving.adapters, or merge it into the model"
+        raise UnusableModel(f"vLLM can't serve the adapter {name} ({adapters[name].source}): {why}", hint=hint)
 
 
 def _unserved(configs: Mapping[str, dict[str, Any]], architectures: list[str]) -> dict[str, str]:

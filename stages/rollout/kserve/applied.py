@@ -100,10 +100,8 @@ class AppliedObjects:
         """Wait until nothing is *lacking* any more for a *change* to be in force, for at most ``in_force_s``."""
         limit_s = self.endpoint.settings.in_force_s
         if why := still_lacking(lacking, limit_s):
-            raise TransientError(
-                f"{change} was not in force within {limit_s} s: {why}",
-                hint=f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute",
-            )
+            hint = f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute"
+            raise TransientError(f"{change} was not in force within {limit_s} s: {why}", hint=hint)
 
     def service_url(self, name: str) -> str:
         """Find the base URL of a Service. A Service without a cluster IP is reached at its pods' port."""

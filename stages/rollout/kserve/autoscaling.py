@@ -192,17 +192,13 @@ class Autoscalers:
 
     def replicas(self, release: str, deployment: str) -> Replicas:
         if not self._scaler.name:
-            raise ConfigError(
-                f"nothing scales {release}: {self._scaler.lacking}",
-                hint="KEDA, and a Prometheus with manifests/monitoring; slipway install, then slipway rollout start",
-            )
+            hint = "KEDA, and a Prometheus with manifests/monitoring; slipway install, then slipway rollout start"
+            raise ConfigError(f"nothing scales {release}: {self._scaler.lacking}", hint=hint)
         scaled = self.find(deployment)
         if scaled is None:
             self._cluster.require(SCALED_OBJECTS)
-            raise ConfigError(
-                f"nothing scales {release}: there is no {self._scaler.name} of {deployment}",
-                hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now",
-            )
+            hint = f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now"
+            raise ConfigError(f"nothing scales {release}: there is no {self._scaler.name} of {deployment}", hint=hint)
         spec, annotations = scaled["spec"], scaled["metadata"].get("annotations", {})
         least, most = (spec.get(f"{bound}ReplicaCount", spec.get(f"{bound}Replicas")) for bound in ("min", "max"))
         in_flight = int(annotations.get(CONCURRENCY) or concurrency_of(self._endpoint, release))

@@ -70,10 +70,8 @@ class Pods:
             return True
         for pod in pods:
             if why := _failure(pod):
-                raise ServerFailed(
-                    f"{pod['metadata']['name']}: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} logs {pod['metadata']['name']} --previous",
-                )
+                hint = f"kubectl -n {self.endpoint.namespace} logs {pod['metadata']['name']} --previous"
+                raise ServerFailed(f"{pod['metadata']['name']}: {why}", hint=hint)
         return False
 
     def waits_for(self, release: str) -> str:

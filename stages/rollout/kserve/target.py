@@ -334,7 +334,5 @@ def check_reconciled(service: Object) -> None:
     since = datetime.fromisoformat(refusal["lastTransitionTime"])
     if (datetime.now(UTC) - since).total_seconds() > UNRECONCILED_S:
         name = service["metadata"]["name"]
-        raise ServerFailed(
-            f"KServe can't serve {name}: {refusal.get('message', '')}",
-            hint=f"kubectl describe {service['kind'].lower()} {name}",
-        )
+        hint = f"kubectl describe {service['kind'].lower()} {name}"
+        raise ServerFailed(f"KServe can't serve {name}: {refusal.get('message', '')}", hint=hint)
