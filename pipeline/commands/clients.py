@@ -25,7 +25,6 @@ LIMITS: Final = {
 }
 NameArgument = Annotated[str, typer.Argument(help="The client's name, in lower case.")]
 
-
 commands = Commands("Give clients of the endpoints their own keys and limits.", "clients list", name="clients")
 
 

@@ -23,7 +23,6 @@ AssignmentOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="One field of the profile, e.g. weights.latency=0.4."),
 ]
 
-
 commands = common.Commands()
 
 
@@ -202,10 +201,7 @@ def samples_import(
     from stages.parts.samples.lines import import_answers
 
     imported = import_answers(options.store, file.read_text())
-    rows = [
-        {"model": answers.model, "commit": answers.commit, "variant": answers.variant, "origin": answers.origin}
-        for answers in imported
-    ]
+    rows = [{name: getattr(each, name) for name in ("model", "commit", "variant", "origin")} for each in imported]
     return Printout(rows, "\n".join(f"kept: {row['variant']} of {row['model']}, {row['origin']}" for row in rows))
 
 

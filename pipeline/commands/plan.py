@@ -35,7 +35,6 @@ AcceleratorsOption = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Show every number of GPUs, not only the best.")]
 
-
 commands = common.Commands()
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stages.parts.releases.release import Split
     from stages.rollout.target import Target
 
-
 commands = common.Commands()
 release_commands = common.Commands(
     "Put a release in production.", "release promote org/name --reason …", name="release"

@@ -22,7 +22,6 @@ ReleaseOption = Annotated[
     str | None, typer.Option(help="A release's number or name. Default: the last that select chose.")
 ]
 
-
 commands = Commands("Roll out a release beside the stable one, step by step.", "rollout start org/name", name="rollout")
 
 

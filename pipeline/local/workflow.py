@@ -157,8 +157,7 @@ class Job:
         """Return the values of its template's inputs, by reference."""
         scope = self.dag.scope()
         return {
-            f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
-            for parameter in self.task.arguments.parameters
+            f"inputs.parameters.{each.name}": substitute(each.value, scope) for each in self.task.arguments.parameters
         }
 
     def skipped_by(self) -> str:
@@ -230,10 +229,7 @@ class ActiveDag:
     def outputs(self) -> dict[str, str]:
         """Return the outputs of its template, once its tasks have ended."""
         scope = self.scope()
-        return {
-            parameter.name: substitute(parameter.value_from.parameter, scope)
-            for parameter in self.template.outputs.parameters
-        }
+        return {each.name: substitute(each.value_from.parameter, scope) for each in self.template.outputs.parameters}
 
 
 @dataclass(frozen=True)

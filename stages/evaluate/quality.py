@@ -313,7 +313,7 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
     for sample in samples:
         if sample["filter"] != filtered:
             continue
-        document = {
+        fields = {
             "restart": 0,
             "doc_id": sample["doc_id"],
             "doc_hash": sample["doc_hash"],
@@ -321,9 +321,9 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
         }
         if name == BITS_PER_BYTE:
             loglikelihood, size = sample[name]
-            yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)
+            yield PerplexityItem(**label, **fields, loglikelihood=loglikelihood, bytes=size)
         else:
-            yield AccuracyItem(**label, **document, correct=float(sample[name]), tokens=sample.get("tokens"))
+            yield AccuracyItem(**label, **fields, correct=float(sample[name]), tokens=sample.get("tokens"))
 
 
 def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:

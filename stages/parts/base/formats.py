@@ -97,7 +97,6 @@ FORMATS: Final[Mapping[str, Format]] = Formats(
 )
 """Where the record of each format stands, as ``module:name``."""
 
-
 FAILURES: Final[Mapping[str, Mapping[str, str]]] = json.loads(Path(__file__).with_name("failures.json").read_bytes())
 """What failed when a small model of each family was made and served (``make models``), by what was tried and
 ``model_type``."""

@@ -35,7 +35,6 @@ OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
 LAYERS: Final = {"attention": "model.layers.1.self_attn.o_proj", "mlp": "model.layers.1.mlp.down_proj"}
 """The name of a layer of each kind, which may be among those that a checkpoint keeps in 16 bits."""
 
-
 VLLM_KERNELS: Final = "vllm.model_executor.kernels.linear."
 
 
