@@ -182,9 +182,8 @@ def samples_export(model: common.ModelArgument, *, volume: common.VolumeOptions)
 
     text = export_answers(volume.of_model(model))
     if not text:
-        raise ConfigError(
-            f"no answers of {model} are kept", hint="a run that measures the reference keeps them: slipway run"
-        )
+        hint = "a run that measures the reference keeps them: slipway run"
+        raise ConfigError(f"no answers of {model} are kept", hint=hint)
     sys.stdout.write(text)
 
 

@@ -104,6 +104,5 @@ def _read(path: str) -> Any:
     try:
         return from_json(text)
     except ValueError as error:
-        raise ConfigError(
-            f"{path} is not JSON: {error}", hint="--payload takes the body of the webhook's request"
-        ) from error
+        hint = "--payload takes the body of the webhook's request"
+        raise ConfigError(f"{path} is not JSON: {error}", hint=hint) from error

@@ -149,9 +149,8 @@ def _target(store: ModelStore, model: str, settings: RunConfig) -> Target:
 
     journal, serves_on = under_way(store), settings.platform.serves_on
     if journal and journal.target != serves_on:
-        raise ConfigError(
-            f"this rollout is in progress on {journal.target}, not {serves_on}", hint="choose it with --platform"
-        )
+        hint = "choose it with --platform"
+        raise ConfigError(f"this rollout is in progress on {journal.target}, not {serves_on}", hint=hint)
     return target_of_endpoint(settings, store, model)
 
 

@@ -97,9 +97,8 @@ def _read(folder: Path) -> RunState:
     try:
         return RunState.model_validate_json((folder / STATE).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValidationError) as error:
-        raise MissingRun(
-            f"there is no run in {folder}", hint="runs are in the model's folder of the store, under runs/"
-        ) from error
+        hint = "runs are in the model's folder of the store, under runs/"
+        raise MissingRun(f"there is no run in {folder}", hint=hint) from error
 
 
 def safe(node: str) -> str:
@@ -168,9 +167,8 @@ class MemoEntry(BaseModel):
 
 def memo_path(folder: Path, cache: str, key: str) -> Path:
     if not KEY.fullmatch(key):
-        raise ConfigError(
-            f"memoize.key {key!r} must be letters, digits and '-'", hint="pass a sha256 as hex instead of the text"
-        )
+        hint = "pass a sha256 as hex instead of the text"
+        raise ConfigError(f"memoize.key {key!r} must be letters, digits and '-'", hint=hint)
     return folder / cache / f"{key}.json"
 
 

@@ -239,9 +239,8 @@ def assign(data: dict[str, Any], assignment: str) -> None:
 def served_by_kserve(config: RunConfig) -> KServe:
     """Return the settings of the platform's KServe. Raises: ConfigError: the platform serves on this machine."""
     if config.platform.serves_on == LOCAL:
-        raise ConfigError(
-            f"the platform {config.platform.name} serves on this machine, not on KServe", hint="choose --platform"
-        )
+        hint = "choose --platform"
+        raise ConfigError(f"the platform {config.platform.name} serves on this machine, not on KServe", hint=hint)
     return kserve_settings(config)
 
 

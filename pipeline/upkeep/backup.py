@@ -214,7 +214,6 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(
-            f"{folder} can't be used: {error.strerror}", hint="name a folder that can be written"
-        ) from error
+        hint = "name a folder that can be written"
+        raise ConfigError(f"{folder} can't be used: {error.strerror}", hint=hint) from error
     return folder

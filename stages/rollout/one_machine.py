@@ -294,9 +294,8 @@ class OneMachine:
             if running and in_force(running):
                 return
             if running is None and endpoints.supervisor(self._store) is None:
-                raise TransientError(
-                    f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
-                )
+                hint = "see endpoint.log in its folder"
+                raise TransientError(f"the endpoint of {self._store.model} ended", hint=hint)
             if time.monotonic() > deadline:
                 raise TransientError(f"the change was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)

@@ -77,10 +77,8 @@ def begin(
 
 def another_under_way(store: ModelStore, journal: Journal) -> Conflict:
     """Build the refusal to do what a rollout that is under way would disturb, or be disturbed by."""
-    return Conflict(
-        f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
-        hint=f"let it end, or give it up: slipway rollout abort {store.model}",
-    )
+    hint = f"let it end, or give it up: slipway rollout abort {store.model}"
+    return Conflict(f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)", hint=hint)
 
 
 def check_canary(store: ModelStore, split: Split, release: str) -> None:

@@ -116,9 +116,8 @@ def _check_choosable(measurements: Measurements, profile: Profile, excluded: Map
             hint="slipway score RUN --set reference=… compares with another variant, or with fixed values",
         )
     if all(name in excluded for name in measurements.loaded):
-        raise NoWinner(
-            f"No variant can be chosen: {why}.", hint=f"see the evaluations, or change the profile {profile.name}"
-        )
+        hint = f"see the evaluations, or change the profile {profile.name}"
+        raise NoWinner(f"No variant can be chosen: {why}.", hint=hint)
 
 
 def _judged(

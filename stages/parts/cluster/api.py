@@ -100,12 +100,10 @@ def lost(error: Exception, address: str) -> SlipwayError:
     import urllib3
 
     if isinstance(error, urllib3.exceptions.SSLError):
-        return AccessDenied(
-            f"the certificate of {address} is not trusted: {error}", hint="check the CA in the kubeconfig"
-        )
-    return Unanswered(
-        f"{address} does not answer: {type(error).__name__}", hint="check the kubeconfig, the network and the VPN"
-    )
+        hint = "check the CA in the kubeconfig"
+        return AccessDenied(f"the certificate of {address} is not trusted: {error}", hint=hint)
+    hint = "check the kubeconfig, the network and the VPN"
+    return Unanswered(f"{address} does not answer: {type(error).__name__}", hint=hint)
 
 
 class Cluster:

@@ -111,10 +111,8 @@ def compare(base: description.Description, candidate: description.Description) -
 
 def another(candidate: str, difference: str) -> UnusableModel:
     """Make the error for a candidate that is another model."""
-    return UnusableModel(
-        f"candidate {candidate} is another model: {difference}",
-        hint="a candidate is the same model with other weights: leave it out of --candidate and optimize.candidates",
-    )
+    hint = "a candidate is the same model with other weights: leave it out of --candidate and optimize.candidates"
+    return UnusableModel(f"candidate {candidate} is another model: {difference}", hint=hint)
 
 
 def _words(name: str) -> list[str]:

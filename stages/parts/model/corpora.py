@@ -91,7 +91,6 @@ def _text_field(where: str, line: str) -> str:
     except ValueError:
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise ConfigError(
-            f"{where} is not a JSON object with a 'text' field", hint='each line must look like {"text": "…"}'
-        )
+        hint = 'each line must look like {"text": "…"}'
+        raise ConfigError(f"{where} is not a JSON object with a 'text' field", hint=hint)
     return str(row["text"])

@@ -287,9 +287,8 @@ def import_answers(root: Path, text: str) -> list[KeptAnswers]:
             write_text(samples, lines)
             read_answers(samples, answers.key)
         except (ValidationError, DamagedModel) as error:
-            raise ConfigError(
-                "these are no answers of a reference", hint="write the file with: slipway samples export MODEL"
-            ) from error
+            hint = "write the file with: slipway samples export MODEL"
+            raise ConfigError("these are no answers of a reference", hint=hint) from error
         answers.write(path)
         imported.append(answers)
     return imported

@@ -85,9 +85,8 @@ class AppliedObjects:
                 message = f"somebody else changed {kind.name} {body['metadata']['name']}: {error}"
                 if back:
                     raise TransientError(message, hint="try again") from error
-                raise Conflict(
-                    message, hint="to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again"
-                ) from error
+                hint = "to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again"
+                raise Conflict(message, hint=hint) from error
 
     def apply_budget(self) -> None:
         self.cluster.apply(BUDGETS, disruption_budget(self.endpoint), force=True)

@@ -52,9 +52,8 @@ def check_scaling(scaler: Scaler, scaling: Scaling, mode: str) -> None:
         )
     if scaling.schedule and (own or scaler.name != "KEDA"):
         why = f"{own} has none" if own else scaler.lacking or "only KEDA has them"
-        raise ConfigError(
-            f"kserve.scaling.schedule: {why}", hint="floors by the time of the week need KEDA and Prometheus"
-        )
+        hint = "floors by the time of the week need KEDA and Prometheus"
+        raise ConfigError(f"kserve.scaling.schedule: {why}", hint=hint)
     if own and scaling.metric != "concurrency":
         raise ConfigError(f"kserve.scaling.metric: {own} does not scale by {scaling.metric}", hint="concurrency")
     if scaler.name == "HorizontalPodAutoscaler":
