@@ -64,10 +64,8 @@ class Preloaded:
         self._asks = os.fdopen(writes, "w", buffering=1)
         command = [sys.executable, "-m", self._module]
         try:
-            with self._log.open("wb") as output:
-                self._process = Contained(
-                    command, stdin=reads, output=output, environment=beside_server(self._variables)
-                )
+            with self._log.open("wb") as log:
+                self._process = Contained(command, stdin=reads, output=log, environment=beside_server(self._variables))
         finally:
             os.close(reads)
         return self._process

@@ -286,9 +286,7 @@ def items_of(samples: Samples, *, hashed: bool) -> dict[str, Items]:
 
 
 def _items(items: list[Item], *, hashed: bool) -> Items:
-    names = tuple(
-        " ".join(map(str, (item.subtask, item.doc_id, *([item.doc_hash] if hashed else [])))) for item in items
-    )
+    names = tuple(" ".join(map(str, (one.subtask, one.doc_id, *([one.doc_hash] if hashed else [])))) for one in items)
     clusters = None
     if any(item.cluster for item in items):
         clusters = tuple(item.cluster or name for item, name in zip(items, names, strict=True))
