@@ -79,8 +79,7 @@ class OneMachine:
 
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
-        one, and one that gets other settings. If it does not come up, the former state is restored.
-        """
+        one, and one that gets other settings. If it does not come up, the former state is restored."""
         running = self._running()
         if running is None:
             endpoints.start(self._store, self._source, self._asked, Wanted(stable=release))

@@ -61,8 +61,7 @@ def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
     """Compute the tokens of prompts per second of the time in which any prompt waited or was being read, in the run in
     which they were the most; None without requests. That is how fast waiting prompts become fewer, while answers are
     generated beside. It is rather too low: what does not depend on a prompt's length takes time, too, and at the
-    beginning of a run requests are being read that do not count.
-    """
+    beginning of a run requests are being read that do not count."""
     return max((_read_per_s(run.requests) for run in runs if run.requests), default=None)
 
 
