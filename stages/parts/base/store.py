@@ -181,15 +181,13 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 def holder(lock: Path) -> int | None:
     """Find the process that holds a lock, by the id that it has written there: 0 if it wrote none. None if nobody holds
     it."""
-    try:
-        with lock.open() as file:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), lock.open() as file:
+        try:
             # A shared lock: two readers at a time must not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except BlockingIOError:
-        text = lock.read_text()
-        return int(text) if text.isdigit() else 0
+        except BlockingIOError:
+            text = file.read()
+            return int(text) if text.isdigit() else 0
     return None
 
 
