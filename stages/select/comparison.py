@@ -136,7 +136,10 @@ def _conditions(variants: Sequence[MeasuredTwice]) -> Iterator[SettingChange]:
         names = ("variant_digest", "workload", "hardware", "tool_versions", "interleaved_with", "beside")
         return {name: document[name] for name in names} | {"engine": engine}
 
-    by_variant = {each.name: list(differences(*map(conditions, each.evaluations))) for each in variants}
+    by_variant = {
+        variant.name: list(differences(conditions(variant.evaluations[0]), conditions(variant.evaluations[1])))
+        for variant in variants
+    }
     for difference in dict.fromkeys(difference for changed in by_variant.values() for difference in changed):
         names = [name for name, changed in by_variant.items() if difference in changed]
         for prefix in [""] if len(names) == len(by_variant) else [f"{name}." for name in names]:
