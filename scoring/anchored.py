@@ -52,11 +52,8 @@ def spans(anchors: Anchors) -> tuple[Floats, Floats]:
 
 
 def scores(ratios: Floats, criteria: Criteria) -> tuple[Floats, Floats]:
-    """Compute the scores of ``log_ratios``, shape (…) for ratios of shape (…, metrics).
-
-    Returns:
-        The score in [0, 1], and the sum without clipping, which orders equal scores.
-    """
+    """Compute the scores of ``log_ratios``, shape (…) for ratios of shape (…, metrics). Returns the score in [0, 1],
+    and the sum without clipping, which orders equal scores."""
     shares = shares_of(criteria)
     counts = shares > 0
     positions = scaled(ratios, criteria.anchors)[..., counts]

@@ -228,7 +228,8 @@ def _settled(
     times = starts / speed.blocks
 
     def then(lead: Lead) -> Lead:
-        return lead.with_more(times, items, speed.degrees * times)
+        by_starts, by_items = lead.by_starts / times, lead.by_items / items
+        return replace(lead, by_starts=by_starts, by_items=by_items, degrees=speed.degrees * times)
 
     chance = then(estimate.lead(*pair)).below(0.0)
     if min(chance, 1 - chance) <= by_look(rate / 2):

@@ -91,9 +91,7 @@ def _greedy_agreement(reference: Sequence[Sequence[int]], variant: Sequence[Sequ
     """Compare the answers token by token."""
     pairs = [(tuple(ours), tuple(theirs)) for ours, theirs in zip(reference, variant, strict=True)]
     share = _over_documents([float(ours == theirs) for ours, theirs in pairs])
-    prefixes = [
-        1.0 if ours == theirs else common_prefix(ours, theirs) / max(len(ours), len(theirs)) for ours, theirs in pairs
-    ]
+    prefixes = [1.0 if a == b else common_prefix(a, b) / max(len(a), len(b)) for a, b in pairs]
     return {
         "greedy_agreement": share.mean,
         "greedy_low": share.low,

@@ -68,11 +68,8 @@ def common(first: Items, second: Items) -> tuple[Items, Items]:
 
 def growth(before: Floats, after: Floats) -> Change:
     """Compute by what share the sum of *after* is above that of *before*, the counts of the same items; with the 95 %
-    interval of the ratio of two means (Cochran 1977, Sampling Techniques, chapter 6).
-
-    Raises:
-        ValueError: there are fewer than two items.
-    """
+    interval of the ratio of two means (Cochran 1977, Sampling Techniques, chapter 6). Raises: ValueError: there are
+    fewer than two items."""
     size = len(before)
     if size < 2:
         raise ValueError(f"{size} items show no noise")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, variance
 
 from scoring.student import quantile, upper_tail, welch
@@ -78,7 +78,3 @@ class Lead:
         """Compute the 95 % interval; None if the noise is not known."""
         reach = self.reach()
         return (self.value - reach, self.value + reach) if math.isfinite(reach) else None
-
-    def with_more(self, starts: float, items: float, degrees: float) -> Lead:
-        """Estimate the noise with that many times the starts and items."""
-        return replace(self, by_starts=self.by_starts / starts, by_items=self.by_items / items, degrees=degrees)

@@ -43,9 +43,7 @@ def agreement(
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Count the first tokens that are the same."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
+    return next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
 
 
 def _pairs(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[float, float]]:

@@ -156,12 +156,8 @@ class Effects:
 
 
 def weighted(values: Floats) -> tuple[float, Floats, float]:
-    """Average values of which some may be far from the rest.
-
-    Returns:
-        The mean, the weight of each value (1 for all of fewer than four), and the variance of the mean; NaN for fewer
-        than two values.
-    """
+    """Average values of which some may be far from the rest. Returns the mean, the weight of each value (1 for all of
+    fewer than four), and the variance of the mean; NaN for fewer than two values."""
     size = len(values)
     ones: Floats = np.ones(size)
     if size < LEAST_WEIGHTED or np.ptp(values) == 0:

@@ -50,10 +50,8 @@ class ArgoEngine:
     ) -> Printout:
         name = ModelName.parse(model)
         if name.directory:
-            raise ConfigError(
-                f"{model} is a directory of this machine, which the cluster can't read",
-                hint="push it to a Hub that the cluster reaches, or run it here: --engine local",
-            )
+            hint = "push it to a Hub that the cluster reaches, or run it here: --engine local"
+            raise ConfigError(f"{model} is a directory of this machine, which the cluster can't read", hint=hint)
         decide_before(config, name, revision)
         if serve and config.platform.serves_on != LOCAL:
             self.check_serving(self.cluster, config, name.id)
@@ -63,14 +61,12 @@ class ArgoEngine:
                 f"warning: the installed template is not what this configuration renders ({different}); "
                 f"to change it: slipway install --platform {config.platform.name}"
             )
-        workflow, is_new = submit(self.cluster, parameters, force=force)
-        return self.result(self.announce(workflow, is_new=is_new))
+        return self.result(self.announce(*submit(self.cluster, parameters, force=force)))
 
     def retry(self, name: str, *, allow_incomplete: bool = False) -> Printout:
-        workflow, is_new = resubmit(self.find(name), allow_incomplete=allow_incomplete)
-        return self.result(self.announce(workflow, is_new=is_new))
+        return self.result(self.announce(*resubmit(self.find(name), allow_incomplete=allow_incomplete)))
 
-    def announce(self, workflow: Object, *, is_new: bool) -> ClusterRun:
+    def announce(self, workflow: Object, is_new: bool) -> ClusterRun:
         """Say on stderr that a run was submitted, and how to show it."""
         run = ClusterRun(self.cluster, workflow)
         lead = "submitted" if is_new else "the same run is active already (--force starts another one):"

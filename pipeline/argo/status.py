@@ -297,6 +297,4 @@ class Rooms:
 
 
 def shown(amounts: Amounts) -> str:
-    return ", ".join(
-        f"{float(round(amount / UNITS[name][0], 2)):g} {UNITS[name][1]}" for name, amount in amounts.items()
-    )
+    return ", ".join(f"{float(round(size / UNITS[name][0], 2)):g} {UNITS[name][1]}" for name, size in amounts.items())

@@ -54,9 +54,7 @@ def notices_s(deployment: Object) -> float:
 
 def account(cluster: Cluster, namespace: str) -> str | None:
     """Return the service account of the controller in *namespace*, or None if no controller is ready."""
-    pods = (
-        controller["spec"]["template"]["spec"] for controller in controllers(cluster, namespace) if ready(controller)
-    )
+    pods = (each["spec"]["template"]["spec"] for each in controllers(cluster, namespace) if ready(each))
     return next((str(pod.get("serviceAccountName", "default")) for pod in pods), None)
 
 

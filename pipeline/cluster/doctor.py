@@ -18,19 +18,8 @@ from pipeline.settings.config import RunConfig, kserve_settings
 from pipeline.workflow.parameters import NAME, RESOLVE_CACHE
 from pipeline.workflow.stage_templates import NOTIFY_SECRET
 from stages.parts.base.errors import AccessDenied, ConfigError, NotInstalled
+from stages.parts.cluster import kinds
 from stages.parts.cluster.api import Cluster
-from stages.parts.cluster.kinds import (
-    ACCOUNT_REVIEWS,
-    CLAIMS,
-    CONFIG_MAPS,
-    DEFINITIONS,
-    NODES,
-    REVIEWS,
-    SECRETS,
-    TEMPLATES,
-    Kind,
-    Object,
-)
 from stages.parts.cluster.nodes import Amounts, admits, allocatable, quantity
 from stages.parts.records.rollout import KSERVE
 from stages.rollout.kserve.detect import CRD, MOVE, detect, kept_mode, served_modes
@@ -105,13 +94,13 @@ def _as_far_as_visible(check: Callable[[], Finding]) -> Finding:
 def _has(cluster: Cluster, definition: str, *, unseen: bool = False) -> bool:
     """Return whether a custom resource is defined; *unseen* if its definition may not be read."""
     try:
-        return cluster.find(DEFINITIONS, definition) is not None
+        return cluster.find(kinds.DEFINITIONS, definition) is not None
     except AccessDenied:
         return unseen
 
 
 def _argo(cluster: Cluster, config: RunConfig) -> Finding:
-    definitions = {name: cluster.find(DEFINITIONS, name) for name in ARGO}
+    definitions = {name: cluster.find(kinds.DEFINITIONS, name) for name in ARGO}
     if undefined := [name for name, definition in definitions.items() if definition is None]:
         return missing(f"no {', '.join(undefined)}", f"install Argo Workflows {OLDEST} or newer with its full CRDs")
     namespace = config.cluster.controller_namespace
@@ -132,7 +121,7 @@ def _argo(cluster: Cluster, config: RunConfig) -> Finding:
     return ok(f"{'3.6 to 3.7' if 'schedule' in fields else '4.0 or newer'}, {running}")
 
 
-def _fields(definition: Object | None) -> set[str]:
+def _fields(definition: kinds.Object | None) -> set[str]:
     """Return the fields of ``spec`` in the stored version; none if the definition has no schema."""
     for version in definition["spec"]["versions"] if definition else ():
         if version.get("storage"):
@@ -155,12 +144,12 @@ def _rights(cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...])
     name, _, part = resource.partition("/")
     attributes = {"group": group, "resource": name, "namespace": cluster.namespace}
     attributes |= {"subresource": part} if part else {}
-    if refused := _refused(cluster, REVIEWS, verbs, attributes):
+    if refused := _refused(cluster, kinds.REVIEWS, verbs, attributes):
         return missing(f"no {refused}", f"a Role in namespace {cluster.namespace} that lets you {refused} {resource}")
     return ok(", ".join(verbs))
 
 
-def _refused(cluster: Cluster, review: Kind, verbs: Iterable[str], attributes: Object, **user: Any) -> str:
+def _refused(cluster: Cluster, review: kinds.Kind, verbs: Iterable[str], attributes: kinds.Object, **user: Any) -> str:
     """Name the verbs that we, or *user*, may not use on the resource with these attributes."""
     refused = []
     for verb in verbs:
@@ -173,7 +162,7 @@ def _refused(cluster: Cluster, review: Kind, verbs: Iterable[str], attributes: O
 
 def _claim(cluster: Cluster, config: RunConfig) -> Finding:
     name, access = config.platform.claim, config.cluster.storage.access
-    if (claim := cluster.find(CLAIMS, name)) is None:
+    if (claim := cluster.find(kinds.CLAIMS, name)) is None:
         return missing(f"no claim {name}", _install(config))
     modes, phase = claim["spec"].get("accessModes", []), claim.get("status", {}).get("phase", "Pending")
     text = f"{name}: {phase}, {', '.join(modes)}"
@@ -190,7 +179,7 @@ def _install(config: RunConfig) -> str:
 
 
 def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
-    allocatable = [node.get("status", {}).get("allocatable", {}) for node in cluster.list(NODES)[0]]
+    allocatable = [node.get("status", {}).get("allocatable", {}) for node in cluster.list(kinds.NODES)[0]]
     counts = [int(quantity(str(amounts.get("nvidia.com/gpu", "0")))) for amounts in allocatable]
     most = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
     text = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(counts)} nodes"
@@ -202,7 +191,7 @@ def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _nodes(cluster: Cluster, config: RunConfig) -> Finding:
     """Check that each stage and an endpoint would fit on a node that is empty, whatever runs there now."""
-    nodes, _ = cluster.list(NODES)
+    nodes, _ = cluster.list(kinds.NODES)
     names: dict[str, list[str]] = {}
     for name, requests, place in _asking(config):
         if why := _lacking(nodes, requests, place):
@@ -214,7 +203,7 @@ def _nodes(cluster: Cluster, config: RunConfig) -> Finding:
     return ok(f"{len(nodes)}, with room for each stage on one of them")
 
 
-def _asking(config: RunConfig) -> Iterator[tuple[str, Amounts, Object]]:
+def _asking(config: RunConfig) -> Iterator[tuple[str, Amounts, kinds.Object]]:
     """Yield each stage's name, what its pod requests as far as that is known without a model, and where it may run."""
     platform = config.platform
     for name, stage in platform.stages:
@@ -232,12 +221,12 @@ def _amounts(cpu: str, memory: str, gpus: int | str) -> Amounts:
     return {name: quantity(text) for name, text in amounts.items() if text not in ("auto", "0")}
 
 
-def _place(selector: dict[str, str], tolerating: Nodes | KServe) -> Object:
+def _place(selector: dict[str, str], tolerating: Nodes | KServe) -> kinds.Object:
     tolerations = [toleration.model_dump() for toleration in tolerating.tolerations]
     return {"nodeSelector": selector, "tolerations": tolerations}
 
 
-def _lacking(nodes: list[Object], requests: Amounts, place: Object) -> str:
+def _lacking(nodes: list[kinds.Object], requests: Amounts, place: kinds.Object) -> str:
     """Say why no node has room for *requests*, however empty it is; return an empty text if one has."""
     sizes = [allocatable(node, UNITS) for node in nodes if admits(node, place)]
     if not sizes:
@@ -251,7 +240,7 @@ def _lacking(nodes: list[Object], requests: Amounts, place: Object) -> str:
 
 
 def _template(cluster: Cluster, config: RunConfig) -> Finding:
-    if (installed := cluster.find(TEMPLATES, NAME)) is None:
+    if (installed := cluster.find(kinds.TEMPLATES, NAME)) is None:
         return missing(f"no WorkflowTemplate {NAME}", _install(config))
     if path := difference(rendered_as(installed, config)["spec"], installed["spec"], "spec"):
         return warning(f"not what would be installed now: {path}", f"{_install(config)}, with the same --config")
@@ -261,7 +250,7 @@ def _template(cluster: Cluster, config: RunConfig) -> Finding:
 def _cache(cluster: Cluster, config: RunConfig) -> Finding:
     """Check that there is a memo, and that Argo's controller may write it: if it may not, each run ends in resolve."""
     namespace = config.cluster.controller_namespace
-    if (memo := cluster.find(CONFIG_MAPS, RESOLVE_CACHE, namespace)) is None:
+    if (memo := cluster.find(kinds.CONFIG_MAPS, RESOLVE_CACHE, namespace)) is None:
         hint = f"{_install(config)}; without it each run asks the Hub for the commit"
         return warning(f"no ConfigMap {RESOLVE_CACHE} in {namespace}", hint)
     key, value = "workflows.argoproj.io/configmap-type", "Cache"
@@ -269,10 +258,10 @@ def _cache(cluster: Cluster, config: RunConfig) -> Finding:
         command = f"kubectl -n {namespace} label configmap {RESOLVE_CACHE} {key}={value}"
         return missing(f"{RESOLVE_CACHE} lacks its label", command)
     name = config.cluster.controller_account or account(cluster, namespace) or CONTROLLER_ACCOUNT
-    resource = {"group": "", "resource": CONFIG_MAPS.plural, "namespace": namespace, "name": RESOLVE_CACHE}
+    resource = {"group": "", "resource": kinds.CONFIG_MAPS.plural, "namespace": namespace, "name": RESOLVE_CACHE}
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
     user = f"system:serviceaccount:{namespace}:{name}"
-    if refused := _refused(cluster, ACCOUNT_REVIEWS, ("get", "update"), resource, user=user, groups=groups):
+    if refused := _refused(cluster, kinds.ACCOUNT_REVIEWS, ("get", "update"), resource, user=user, groups=groups):
         text = f"the service account {name} of Argo's controller may not {refused} {RESOLVE_CACHE}"
         return missing(text, f"{_install(config)}; cluster.controller_account names another account")
     return ok(f"{RESOLVE_CACHE} in {namespace}, kept by {name}")
@@ -300,7 +289,7 @@ def _kserve(cluster: Cluster, config: RunConfig) -> Finding:
 
 def _notifications(cluster: Cluster) -> Finding:
     """Say whether rollouts and watches post what they see."""
-    if cluster.find(SECRETS, NOTIFY_SECRET):
+    if cluster.find(kinds.SECRETS, NOTIFY_SECRET):
         return ok(f"by the web hook in the Secret {NOTIFY_SECRET}")
     hint = f"kubectl -n {cluster.namespace} create secret generic {NOTIFY_SECRET} --from-file=url=/dev/stdin"
     return off("no web hook gets rollbacks, approvals that wait and a watch's verdicts", hint)

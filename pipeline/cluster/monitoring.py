@@ -139,9 +139,8 @@ def check(cluster: Cluster, config: RunConfig) -> Finding:
     monitoring, install = Monitoring(cluster, config), f"slipway install --platform {config.platform.name}"
     if isinstance(prometheus := monitoring.prometheus, str):
         if prometheus == NONE:
-            return off(
-                NONE, f"with it: {install}, which brings scraping, alerts and a dashboard; see docs/monitoring.md"
-            )
+            hint = f"with it: {install}, which brings scraping, alerts and a dashboard; see docs/monitoring.md"
+            return off(NONE, hint)
         return warning(prometheus, f"cluster.prometheus names one, as namespace/name; then {install}")
     if lacking := list(monitoring.lacking()):
         return warning("; ".join(lacking), f"{install}; or change the selectors of {_full_name(prometheus)}")

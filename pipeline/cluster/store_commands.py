@@ -1,6 +1,5 @@
 """The commands that need the store's volume, as WorkflowTemplates: on a cluster ``slipway rollback`` runs in a pod that
-has it, whoever asks from wherever, and people can start the most urgent ones in Argo's user interface.
-"""
+has it, whoever asks from wherever, and people can start the most urgent ones in Argo's user interface."""
 
 from __future__ import annotations
 

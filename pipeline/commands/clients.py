@@ -25,7 +25,6 @@ LIMITS: Final = {
 }
 NameArgument = Annotated[str, typer.Argument(help="The client's name, in lower case.")]
 
-
 commands = Commands("Give clients of the endpoints their own keys and limits.", "clients list", name="clients")
 
 
@@ -137,10 +136,8 @@ def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterC
     settings = options.load()
     platform = settings.platform
     if platform.cluster is None or platform.cluster.clients is None:
-        raise ConfigError(
-            f"the platform {platform.name} names no clients",
-            hint="cluster.clients.file in its file (docs/endpoint.md), and --platform or SLIPWAY_PLATFORM",
-        )
+        hint = "cluster.clients.file in its file (docs/endpoint.md), and --platform or SLIPWAY_PLATFORM"
+        raise ConfigError(f"the platform {platform.name} names no clients", hint=hint)
     return where.cluster(settings), read_clients(platform.cluster.clients)
 
 

@@ -95,9 +95,8 @@ def uninstall(
         count = sum(removal.state == "would be removed" for removal in planned)
         objects = f"{count} objects{' with all models' if models else ''}"
         if not sys.stdin.isatty():
-            raise ConfigError(
-                "nothing was removed: there is no terminal to ask", hint="--yes, or look first: --dry-run"
-            )
+            hint = "--yes, or look first: --dry-run"
+            raise ConfigError("nothing was removed: there is no terminal to ask", hint=hint)
         typer.confirm(
             f"Remove {objects} from namespace {cluster.namespace} of {cluster.address}?", abort=True, err=True
         )

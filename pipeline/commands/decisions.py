@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import (
-    CommandGroup,
-    Commands,
-    ModelArgument,
-    ProfileOption,
-    RunArgument,
-    StoreOptions,
-    VolumeOptions,
-)
+from pipeline.commands import options as common
 from pipeline.runs.engine import Printout
 
 if TYPE_CHECKING:
@@ -31,12 +23,11 @@ AssignmentOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="One field of the profile, e.g. weights.latency=0.4."),
 ]
 
-
-commands = Commands()
+commands = common.Commands()
 
 
 @commands.add("verify-decision latest")
-def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions) -> Printout:
+def verify_decision(name: common.RunArgument = "latest", *, volume: common.VolumeOptions) -> Printout:
     """Recompute a run's decision from its raw samples.
 
     Recomputes the metrics, scores and winner, and compares them with what was published. Every changed sample, weights
@@ -73,11 +64,11 @@ def verify_decision(name: RunArgument = "latest", *, volume: VolumeOptions) -> P
 
 @commands.add("score latest --profile chatbot --set weights.latency=0.4")
 def score(
-    name: RunArgument = "latest",
-    profile: ProfileOption = None,
+    name: common.RunArgument = "latest",
+    profile: common.ProfileOption = None,
     assignments: AssignmentOption = None,
     *,
-    options: StoreOptions,
+    options: common.StoreOptions,
 ) -> Printout:
     """Score a run again, with another profile or weights.
 
@@ -113,7 +104,7 @@ def compare(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's id, or its beginning.")],
     second: Annotated[str, typer.Argument(metavar="RUN_B", help="A run's id, or its beginning, or latest.")],
     *,
-    options: StoreOptions,
+    options: common.StoreOptions,
 ) -> Printout:
     """Compare two runs.
 
@@ -130,7 +121,7 @@ def compare(
     return Printout(document, _comparison(runs[0].name, runs[1].name, comparison))
 
 
-class _ByRun(CommandGroup):
+class _ByRun(common.CommandGroup):
     """The commands for samples, of which the first is meant where a run's name takes the place of a command's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -139,7 +130,7 @@ class _ByRun(CommandGroup):
         return super().parse_args(ctx, args)
 
 
-samples_commands = Commands(
+samples_commands = common.Commands(
     "Print the samples of a run; carry answers elsewhere.",
     "samples latest --parquet samples.parquet",
     name="samples",
@@ -151,13 +142,13 @@ commands.add_typer(samples_commands)
 
 @samples_commands.add("samples latest --parquet samples.parquet", "table")
 def samples_table(
-    name: RunArgument = "latest",
+    name: common.RunArgument = "latest",
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV to this file.")] = None,
     parquet: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write Parquet to this file; needs pyarrow.")
     ] = None,
     *,
-    options: StoreOptions,
+    options: common.StoreOptions,
 ) -> None:
     """Print the raw samples of a run as CSV.
 
@@ -181,7 +172,7 @@ def samples_table(
 
 
 @samples_commands.add("samples export org/name > answers.jsonl", "export")
-def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
+def samples_export(model: common.ModelArgument, *, volume: common.VolumeOptions) -> None:
     """Print the reference's answers to the quality questions.
 
     They stand for the reference on a machine where it does not fit: by them is judged what the other variants lose.
@@ -191,9 +182,8 @@ def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
 
     text = export_answers(volume.of_model(model))
     if not text:
-        raise ConfigError(
-            f"no answers of {model} are kept", hint="a run that measures the reference keeps them: slipway run"
-        )
+        hint = "a run that measures the reference keeps them: slipway run"
+        raise ConfigError(f"no answers of {model} are kept", hint=hint)
     sys.stdout.write(text)
 
 
@@ -201,7 +191,7 @@ def samples_export(model: ModelArgument, *, volume: VolumeOptions) -> None:
 def samples_import(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What samples export printed.", exists=True)],
     *,
-    options: StoreOptions,
+    options: common.StoreOptions,
 ) -> Printout:
     """Keep a reference's answers that were exported from another store.
 
@@ -210,10 +200,7 @@ def samples_import(
     from stages.parts.samples.lines import import_answers
 
     imported = import_answers(options.store, file.read_text())
-    rows = [
-        {"model": answers.model, "commit": answers.commit, "variant": answers.variant, "origin": answers.origin}
-        for answers in imported
-    ]
+    rows = [{name: getattr(each, name) for name in ("model", "commit", "variant", "origin")} for each in imported]
     return Printout(rows, "\n".join(f"kept: {row['variant']} of {row['model']}, {row['origin']}" for row in rows))
 
 

@@ -8,22 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands import options as common
 from pipeline.commands.fleet import apply
-from pipeline.commands.options import (
-    Commands,
-    ConfigOption,
-    ConfigOptions,
-    FollowOption,
-    ProfileOption,
-    SetOption,
-    Where,
-    argo_engine,
-)
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
-commands = Commands()
+commands = common.Commands()
 
 
 @commands.add("trigger --payload event.json --dry-run")
@@ -31,15 +22,15 @@ def trigger(
     payload: Annotated[str, typer.Option(metavar="FILE", help="The webhook's body, as JSON. -: standard input.")],
     provider: Annotated[str, typer.Option(help="The registry that posted it: huggingface or harbor.")] = "huggingface",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Workflow, and start nothing.")] = False,
-    follow: FollowOption = True,
+    follow: common.FollowOption = True,
     fleet: Annotated[
         Path | None, typer.Option(help="Run it with its settings in this fleet file, as slipway apply does.")
     ] = None,
-    profile: ProfileOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    profile: common.ProfileOption = None,
+    config: common.ConfigOption = None,
+    assignments: common.SetOption = None,
     *,
-    where: Where,
+    where: common.Where,
 ) -> Printout | None:
     """Start the run that a registry's webhook would start.
 
@@ -61,14 +52,12 @@ def trigger(
         from pipeline.cluster.manifests import NAMESPACE
 
         if profile or config or assignments:
-            raise ConfigError(
-                "on a cluster a pushed model runs with the settings of the installed template",
-                hint="leave out --profile, --config and --set (and their environment variables), or use --engine local",
-            )
-        engine = argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
-        run = engine.announce(pushes.start(engine.cluster, push), is_new=True)
+            hint = "leave out --profile, --config and --set (and their environment variables), or use --engine local"
+            raise ConfigError("on a cluster a pushed model runs with the settings of the installed template", hint=hint)
+        engine = common.argo_engine(where.cluster(namespace=NAMESPACE), follow=follow)
+        run = engine.announce(pushes.start(engine.cluster, push), True)
         return engine.result(run)
-    settings = where.settings(ConfigOptions(config=config, assignments=assignments), profile=profile)
+    settings = where.settings(common.ConfigOptions(config=config, assignments=assignments), profile=profile)
     return where.engine_of().start(settings, push.model, push.commit, serve=True)
 
 
@@ -115,6 +104,5 @@ def _read(path: str) -> Any:
     try:
         return from_json(text)
     except ValueError as error:
-        raise ConfigError(
-            f"{path} is not JSON: {error}", hint="--payload takes the body of the webhook's request"
-        ) from error
+        hint = "--payload takes the body of the webhook's request"
+        raise ConfigError(f"{path} is not JSON: {error}", hint=hint) from error

@@ -87,8 +87,7 @@ AllowIncompleteOption = Annotated[
     bool, typer.Option("--allow-incomplete", help="Go on if a variant could not be made or measured.")
 ]
 ForcePublishOption = Annotated[
-    bool,
-    typer.Option("--force-publish", help="Serve the winner even if what serves may be better."),
+    bool, typer.Option("--force-publish", help="Serve the winner even if what serves may be better.")
 ]
 FollowOption = Annotated[bool, typer.Option(help="On a cluster: wait until the run ends.")]
 ContextOption = Annotated[
@@ -103,14 +102,9 @@ def candidates_set(candidates: Sequence[str] | None) -> list[str]:
 
 
 def assignments_of(source: str | None, store: Path) -> list[str]:
-    """Make the assignments by which a run measures what another one measured.
-
-    Args:
-        source: the other run's id, or the path of its report.json, which may come from another machine; None: nothing.
-
-    Raises:
-        MissingRun, ConfigError: there is no such run, or it measured nothing.
-    """
+    """Make the assignments by which a run measures what another one measured. *source*: the other run's id, or the path
+    of its report.json, which may come from another machine; None: nothing. Raises: MissingRun, ConfigError: there is no
+    such run, or it measured nothing."""
     from pipeline.local.runs import folder
     from scoring.names import PRODUCTION, recipe_of, variant_of
     from stages.parts.base.formats import FORMATS

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import (
-    AnyModelArgument,
-    CandidatesOption,
-    Commands,
-    ConfigOptions,
-    LocalOptions,
-    ProfileOption,
-    RevisionOption,
-    WorkloadOption,
-    candidates_set,
-)
+from pipeline.commands import options as common
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import check_known
 
@@ -45,14 +35,13 @@ AcceleratorsOption = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Show every number of GPUs, not only the best.")]
 
-
-commands = Commands()
+commands = common.Commands()
 
 
 @commands.add("plan org/name --gpu l40s,h100 --peak 50 --slo ttft=1s,tpot=50ms")
 def plan(
-    model: AnyModelArgument,
-    revision: RevisionOption = "main",
+    model: common.AnyModelArgument,
+    revision: common.RevisionOption = "main",
     gpu: GpuOption = None,
     length: LengthOption = None,
     peak: PeakOption = None,
@@ -60,10 +49,10 @@ def plan(
     price: PriceOption = None,
     accelerators: AcceleratorsOption = None,
     every: AllOption = False,
-    workload: WorkloadOption = None,
-    candidates: CandidatesOption = None,
+    workload: common.WorkloadOption = None,
+    candidates: common.CandidatesOption = None,
     *,
-    options: LocalOptions,
+    options: common.LocalOptions,
 ) -> Printout:
     """Say what a model needs on each type of GPU.
 
@@ -79,7 +68,7 @@ def plan(
     from stages.parts.model.description import describe_model
     from stages.parts.model.name import ModelName
 
-    settings = options.load(workload=workload, assignments=candidates_set(candidates))
+    settings = options.load(workload=workload, assignments=common.candidates_set(candidates))
     gpus, described = catalogue(accelerators), describe_model(model, revision)
     refuse_adapters(settings, described)
     described = with_candidates(described, settings.optimize.candidates, ModelName.parse(model).id)
@@ -101,10 +90,10 @@ def render(
             "starts runs on a cluster, with the platform's image.",
         ),
     ],
-    profile: ProfileOption = None,
-    workload: WorkloadOption = None,
+    profile: common.ProfileOption = None,
+    workload: common.WorkloadOption = None,
     *,
-    options: ConfigOptions,
+    options: common.ConfigOptions,
 ) -> None:
     """Print manifests or settings, without running anything."""
     import yaml

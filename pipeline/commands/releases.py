@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import (
-    Commands,
-    ConfigOption,
-    ConfigOptions,
-    LocalOptions,
-    ModelArgument,
-    ReleaseOption,
-    SetOption,
-    StoreOptions,
-    VolumeOptions,
-)
+from pipeline.commands import options as common
 from pipeline.runs.engine import Printout
 from scoring.units import readable
 from stages.parts.base.errors import Interrupted
@@ -31,23 +21,24 @@ if TYPE_CHECKING:
     from stages.parts.releases.release import Split
     from stages.rollout.target import Target
 
-
-commands = Commands()
-release_commands = Commands("Put a release in production.", "release promote org/name --reason …", name="release")
+commands = common.Commands()
+release_commands = common.Commands(
+    "Put a release in production.", "release promote org/name --reason …", name="release"
+)
 
 
 @commands.add("serve org/name --port 8000")
 def serve(
-    model: ModelArgument,
+    model: common.ModelArgument,
     port: Annotated[
         int | None, typer.Option(help="Port to listen on; 0 takes a free one. Default: serving.port.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine only.")] = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the endpoint that a run left serving.")] = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    config: common.ConfigOption = None,
+    assignments: common.SetOption = None,
     *,
-    options: StoreOptions,
+    options: common.StoreOptions,
 ) -> None:
     """Serve the published release, OpenAI-compatible.
 
@@ -59,7 +50,7 @@ def serve(
 
     flags = {"serving.port": port, "serving.host": host}
     fields = [f"{field}={value}" for field, value in flags.items() if value is not None]
-    settings = ConfigOptions(config=config, assignments=assignments).load(platform="local", assignments=fields)
+    settings = common.ConfigOptions(config=config, assignments=assignments).load(platform="local", assignments=fields)
     models = options.of_model(model)
     if stop:
         typer.echo(f"stopped {model}" if stop_serving(models) else f"{model} was not being served")
@@ -73,10 +64,10 @@ def serve(
 
 @commands.add("releases org/name --history")
 def releases(
-    model: ModelArgument,
+    model: common.ModelArgument,
     history: Annotated[bool, typer.Option("--history", help="List every move between releases instead.")] = False,
     *,
-    volume: VolumeOptions,
+    volume: common.VolumeOptions,
 ) -> Printout:
     """List a model's releases, the newest first."""
     from stages.parts.releases.listing import catalogue, summarized_moves
@@ -93,12 +84,12 @@ def releases(
 
 @commands.add("rollback org/name --to 3", cleans_up=True)
 def rollback(
-    model: ModelArgument,
+    model: common.ModelArgument,
     to: Annotated[
         str | None, typer.Option(help="A release's number or name. Default: the previous one in production.")
     ] = None,
     *,
-    volume: VolumeOptions,
+    volume: common.VolumeOptions,
 ) -> Printout:
     """Go back to an earlier release.
 
@@ -114,13 +105,13 @@ def rollback(
 
 @release_commands.add("release promote org/name --release 4 --reason 'its tone was wanted'", cleans_up=True)
 def promote(
-    model: ModelArgument,
+    model: common.ModelArgument,
     reason: Annotated[str, typer.Option(help="Why, for the history of the releases.")],
     release: Annotated[
         str | None, typer.Option(help="A release's number or name. Default: the newest, such as one that a run kept.")
     ] = None,
     *,
-    volume: VolumeOptions,
+    volume: common.VolumeOptions,
 ) -> Printout:
     """Put a release in production, whatever a run found of it.
 
@@ -146,11 +137,11 @@ def _in_production(model: str, release: str, is_served: bool) -> Printout:
 
 @release_commands.add("release export org/name release.tar")
 def export(
-    model: ModelArgument,
+    model: common.ModelArgument,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A .tar file, or a directory, that is made.")],
-    release: ReleaseOption = None,
+    release: common.ReleaseOption = None,
     *,
-    options: LocalOptions,
+    options: common.LocalOptions,
 ) -> Printout:
     """Write a release as an OCI image.
 
@@ -172,7 +163,7 @@ def import_(
         Path | None, typer.Option(help="The public key of its signature. Default: as serving.signing says.")
     ] = None,
     *,
-    options: LocalOptions,
+    options: common.LocalOptions,
 ) -> Printout:
     """Put an exported release into this store.
 

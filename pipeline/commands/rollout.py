@@ -22,7 +22,6 @@ ReleaseOption = Annotated[
     str | None, typer.Option(help="A release's number or name. Default: the last that select chose.")
 ]
 
-
 commands = Commands("Roll out a release beside the stable one, step by step.", "rollout start org/name", name="rollout")
 
 
@@ -150,9 +149,8 @@ def _target(store: ModelStore, model: str, settings: RunConfig) -> Target:
 
     journal, serves_on = under_way(store), settings.platform.serves_on
     if journal and journal.target != serves_on:
-        raise ConfigError(
-            f"this rollout is in progress on {journal.target}, not {serves_on}", hint="choose it with --platform"
-        )
+        hint = "choose it with --platform"
+        raise ConfigError(f"this rollout is in progress on {journal.target}, not {serves_on}", hint=hint)
     return target_of_endpoint(settings, store, model)
 
 

@@ -7,52 +7,35 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.options import (
-    AllowIncompleteOption,
-    AnyModelArgument,
-    CandidatesFromOption,
-    CandidatesOption,
-    Commands,
-    ConfigOptions,
-    FollowOption,
-    ForcePublishOption,
-    ModelArgument,
-    ProfileOption,
-    RevisionOption,
-    RunArgument,
-    Where,
-    WorkloadOption,
-    assignments_of,
-    candidates_set,
-)
+from pipeline.commands import options as common
 from pipeline.runs.engine import Printout
 from stages.parts.base.errors import ConfigError
 
-commands = Commands()
+commands = common.Commands()
 
 
 @commands.add("run org/name --revision main --profile chatbot --no-serve")
 def run(
-    model: AnyModelArgument,
-    revision: RevisionOption = "main",
-    profile: ProfileOption = None,
-    workload: WorkloadOption = None,
-    candidates: CandidatesOption = None,
-    candidates_from: CandidatesFromOption = None,
+    model: common.AnyModelArgument,
+    revision: common.RevisionOption = "main",
+    profile: common.ProfileOption = None,
+    workload: common.WorkloadOption = None,
+    candidates: common.CandidatesOption = None,
+    candidates_from: common.CandidatesFromOption = None,
     budget: Annotated[
         float | None, typer.Option(help="Minutes for measuring all variants of a model: workload.budget_minutes.")
     ] = None,
     serve: Annotated[bool, typer.Option(help="Leave the winner serving at the end.")] = True,
-    allow_incomplete: AllowIncompleteOption = False,
-    force_publish: ForcePublishOption = False,
+    allow_incomplete: common.AllowIncompleteOption = False,
+    force_publish: common.ForcePublishOption = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask the Hub again which commit a revision is.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="On a cluster: start another run even if the same one is active.")
     ] = False,
-    follow: FollowOption = True,
+    follow: common.FollowOption = True,
     *,
-    options: ConfigOptions,
-    where: Where,
+    options: common.ConfigOptions,
+    where: common.Where,
 ) -> Printout:
     """Optimize a model, measure it, publish and serve it.
 
@@ -60,7 +43,7 @@ def run(
     production, the best one takes its place only if it is shown to be better, and in nothing worse. Results that are
     there already and have not changed are reused, so a repeated run does no work twice.
     """
-    flags = [*assignments_of(candidates_from, where.store), *candidates_set(candidates)]
+    flags = [*common.assignments_of(candidates_from, where.store), *common.candidates_set(candidates)]
     flags += ["optimize.allow_incomplete=true"] if allow_incomplete else []
     flags += ["optimize.force_publish=true"] if force_publish else []
     flags += [f"workload.budget_minutes={budget}"] if budget is not None else []
@@ -73,13 +56,13 @@ def run(
 
 @commands.add("requalify org/name --set engine.version=0.31.0")
 def requalify(
-    model: ModelArgument,
-    profile: ProfileOption = None,
-    workload: WorkloadOption = None,
+    model: common.ModelArgument,
+    profile: common.ProfileOption = None,
+    workload: common.WorkloadOption = None,
     serve: Annotated[bool, typer.Option(help="Leave it serving at the end, if it is promoted.")] = True,
     *,
-    options: ConfigOptions,
-    where: Where,
+    options: common.ConfigOptions,
+    where: common.Where,
 ) -> Printout:
     """Try the release in production under another vLLM.
 
@@ -104,7 +87,7 @@ def requalify(
 
 
 @commands.add("runs --json")
-def runs(*, where: Where) -> Printout:
+def runs(*, where: common.Where) -> Printout:
     """List the runs of the store or the cluster, newest first."""
     from pipeline.runs.tables import runs_table
 
@@ -115,18 +98,18 @@ def runs(*, where: Where) -> Printout:
 
 
 @commands.add("show latest")
-def show(name: RunArgument = "latest", *, where: Where) -> Printout:
+def show(name: common.RunArgument = "latest", *, where: common.Where) -> Printout:
     """Show a run: its tasks, the scores, the winner and why."""
     return where.engine_of(name).find(name).show()
 
 
 @commands.add("logs latest optimize-awq")
 def logs(
-    name: RunArgument = "latest",
+    name: common.RunArgument = "latest",
     task: Annotated[str | None, typer.Argument(help="One task. Default: all that have started.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run ends.")] = False,
     *,
-    where: Where,
+    where: common.Where,
 ) -> None:
     """Print the logs of a run."""
     for line in where.engine_of(name).find(name).logs(task, follow=follow):
@@ -135,7 +118,7 @@ def logs(
 
 
 @commands.add("report latest")
-def report(name: RunArgument = "latest", *, where: Where) -> Printout:
+def report(name: common.RunArgument = "latest", *, where: common.Where) -> Printout:
     """Print where a run's report is; with --json, the report.
 
     On a cluster, print the run's results.
@@ -144,7 +127,7 @@ def report(name: RunArgument = "latest", *, where: Where) -> Printout:
 
 
 @commands.add("stop latest")
-def stop(name: RunArgument = "latest", *, where: Where) -> None:
+def stop(name: common.RunArgument = "latest", *, where: common.Where) -> None:
     """Stop a run: its tasks end, and its report is written.
 
     The next run reuses what it finished.
@@ -155,11 +138,11 @@ def stop(name: RunArgument = "latest", *, where: Where) -> None:
 
 @commands.add("retry latest")
 def retry(
-    name: RunArgument = "latest",
-    allow_incomplete: AllowIncompleteOption = False,
-    follow: FollowOption = True,
+    name: common.RunArgument = "latest",
+    allow_incomplete: common.AllowIncompleteOption = False,
+    follow: common.FollowOption = True,
     *,
-    where: Where,
+    where: common.Where,
 ) -> Printout:
     """Run again with a run's arguments; reuse what it finished."""
     engine = where.engine_of(name, follow=follow)
@@ -168,10 +151,10 @@ def retry(
 
 @commands.add("resume latest --task approve")
 def resume(
-    name: RunArgument = "latest",
+    name: common.RunArgument = "latest",
     task: Annotated[str | None, typer.Option(help="One suspended task. Default: all of the run.")] = None,
     *,
-    where: Where,
+    where: common.Where,
 ) -> Printout:
     """Resume a run that waits for approval."""
     suspended = where.engine_of(name).find(name)

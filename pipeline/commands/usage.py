@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from stages.parts.endpoint.clients import TokenPrices
     from stages.parts.endpoint.usage import EndpointPrice, Sum
 
-
 UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
-
 
 commands = Commands()
 

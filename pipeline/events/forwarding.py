@@ -77,11 +77,8 @@ def secret(variable: str) -> str:
 
 def optional_secret(variable: str) -> str | None:
     """Return the secret in *variable*, or in the file that *variable*``_FILE`` names, or None if neither is set. A line
-    break at the end is left out.
-
-    Raises:
-        ConfigError: both are set, the file can't be read, or the secret is short or not all visible ASCII characters.
-    """
+    break at the end is left out. Raises: ConfigError: both are set, the file can't be read, or the secret is short or
+    not all visible ASCII characters."""
     value, file, hint = os.environ.get(variable), os.environ.get(f"{variable}_FILE"), HINT.format(variable)
     if value and file:
         raise ConfigError(f"{variable} and {variable}_FILE are both set", hint=hint)

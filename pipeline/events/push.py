@@ -92,10 +92,8 @@ def start(cluster: Cluster, push: Push) -> Object:
     installed(cluster, push.arguments)
     run, is_ours = create_once(cluster, workflow(push))
     if not is_ours:
-        raise EventRefused(
-            f"a run of {push.model} at {push.commit} was started before: {push.name}",
-            hint=f"slipway show {push.name}, or to run it again: slipway retry {push.name}",
-        )
+        hint = f"slipway show {push.name}, or to run it again: slipway retry {push.name}"
+        raise EventRefused(f"a run of {push.model} at {push.commit} was started before: {push.name}", hint=hint)
     return run
 
 

@@ -121,7 +121,6 @@ class Attempt:
     def _wait(self) -> None:
         status = self._process.wait()
         self._process.stop()
-        status = status if status >= 0 else 128 - status
         try:
             ended = self._read(status)
         except Exception as error:  # whatever the error is, the engine must learn of the end

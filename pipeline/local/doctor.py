@@ -38,7 +38,10 @@ def check_machine(config: RunConfig, store: Path) -> dict[str, Finding]:
     """Run every check, in the order in which one would fix them. Starts nothing and changes nothing."""
     return {
         "Python": ok(platform.python_version()),
-        **{package: _package(package) for package in PACKAGES},
+        **{
+            name: ok(found) if (found := installed(name)) else missing("not installed", "make install")
+            for name in PACKAGES
+        },
         **{each.name: _environment(each) for each in ENVIRONMENTS.values()},
         "processor": describe(processor()),
         **_resources(MachineResources.of_this_machine()),
@@ -65,10 +68,6 @@ def describe(cpu: Processor | None) -> Finding:
     formats = ", ".join([*kind.first, *kind.also]) if kind else "no quantized formats"
     experts = "" if cpu.amx else "; experts in 16 bit only, without AMX"
     return ok(f"{name}: {cpu_dtype(cpu)} arithmetic; vLLM's CPU build serves {formats}{experts}")
-
-
-def _package(name: str) -> Finding:
-    return ok(installed(name)) if installed(name) else missing("not installed", "make install")
 
 
 def _environment(environment: Environment) -> Finding:

@@ -238,9 +238,7 @@ def _signals_to(events: queue.SimpleQueue[Event]) -> Iterator[None]:
         yield
         return
     # SimpleQueue.put is reentrant, so that a signal handler may call it.
-    handlers = {
-        number: signal.signal(number, lambda *_: events.put(None)) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {each: signal.signal(each, lambda *_: events.put(None)) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -13,7 +13,6 @@ only tasks that compute values.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -28,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Busy, ConfigError, MissingRun
-from stages.parts.base.store import exclusive, full_disk_as_error, write_json
+from stages.parts.base.store import exclusive, full_disk_as_error, holder, write_json
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
@@ -84,7 +83,7 @@ def save(folder: Path, state: RunState) -> None:
 def read_run(folder: Path) -> RunState:
     """Read the current state of the run in *folder*; works in any process."""
     state = _read(folder)
-    if state.finished_at is None and engine_of(folder) is None:
+    if state.finished_at is None and holder(folder / LOCK) is None:
         state = _read(folder)  # the engine may have written the last state in between
         if state.finished_at is None:
             state.phase, state.message = "Interrupted", "the engine ended before the run did"
@@ -98,19 +97,8 @@ def _read(folder: Path) -> RunState:
     try:
         return RunState.model_validate_json((folder / STATE).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValidationError) as error:
-        raise MissingRun(
-            f"there is no run in {folder}", hint="runs are in the model's folder of the store, under runs/"
-        ) from error
-
-
-def engine_of(folder: Path) -> int | None:
-    """Return the process that holds the lock of the run in *folder*, 0 if it does not say so; None if there is none."""
-    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(file.read() or 0)
-    return None
+        hint = "runs are in the model's folder of the store, under runs/"
+        raise MissingRun(f"there is no run in {folder}", hint=hint) from error
 
 
 def safe(node: str) -> str:
@@ -152,10 +140,8 @@ def writable(folder: Path) -> Iterator[None]:
         with full_disk_as_error(folder):
             yield
     except OSError as error:
-        raise ConfigError(
-            f"cannot use {folder} as the run's folder: {error.strerror}",
-            hint="check its rights, or choose another store with --store",
-        ) from error
+        hint = "check its rights, or choose another store with --store"
+        raise ConfigError(f"cannot use {folder} as the run's folder: {error.strerror}", hint=hint) from error
 
 
 def hold(stack: contextlib.ExitStack, folder: Path, mutexes: Iterable[str]) -> str | None:
@@ -181,9 +167,8 @@ class MemoEntry(BaseModel):
 
 def memo_path(folder: Path, cache: str, key: str) -> Path:
     if not KEY.fullmatch(key):
-        raise ConfigError(
-            f"memoize.key {key!r} must be letters, digits and '-'", hint="pass a sha256 as hex instead of the text"
-        )
+        hint = "pass a sha256 as hex instead of the text"
+        raise ConfigError(f"memoize.key {key!r} must be letters, digits and '-'", hint=hint)
     return folder / cache / f"{key}.json"
 
 

@@ -29,7 +29,6 @@ LOOK_S: Final = 0.2
 INTERRUPTED: Final = "interrupted"
 NEVER: Final = float("inf")
 
-
 Event: TypeAlias = Ended | None
 """The end of an attempt, or, as None, Ctrl-C or SIGTERM."""
 

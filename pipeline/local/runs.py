@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from rich.console import Group
 
-from pipeline.local.folder import engine_of, log_file, read_run, resume
+from pipeline.local.folder import LOCK, log_file, read_run, resume
 from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
 from stages.parts.base.errors import ConfigError, MissingRun
+from stages.parts.base.store import holder
 from stages.parts.records.production import Production
 from stages.parts.releases.signing import signer_of
 from stages.report.run_report import JSON, RunReport
@@ -103,7 +104,7 @@ class LocalRun:
 
     def stop(self) -> bool:
         """Ask the engine to stop the run's tasks and write its report, and wait; False if the run has ended."""
-        if not (engine := engine_of(self.path)):
+        if not (engine := holder(self.path / LOCK)):
             return False
         try:
             os.kill(engine, signal.SIGTERM)
@@ -111,7 +112,7 @@ class LocalRun:
             raise ConfigError(f"run {self.id} belongs to another user (process {engine})") from error
         except ProcessLookupError:  # it has just ended
             return False
-        while engine_of(self.path) == engine:
+        while holder(self.path / LOCK) == engine:
             time.sleep(FOLLOW_S)
         return True
 

@@ -78,10 +78,8 @@ class Workflow:
                     yield f"needs a secret: set the environment variable {name}"
 
         if lines := [f"    {task} {lack}" for task, template in self.used() for lack in lacks(template)]:
-            raise ConfigError(
-                "this machine can't run the workflow\n" + "\n".join(lines),
-                hint="change what the platform's configuration asks for, or run it on a larger machine",
-            )
+            hint = "change what the platform's configuration asks for, or run it on a larger machine"
+            raise ConfigError("this machine can't run the workflow\n" + "\n".join(lines), hint=hint)
 
     def volumes(self, template: Template) -> dict[str, Volume]:
         return {volume.name: volume for volume in (*self.spec.volumes, *template.volumes)}
@@ -104,12 +102,8 @@ def inside(outer: str, name: str) -> str:
 
 
 def parse(manifest: Mapping[str, Any]) -> Workflow:
-    """Read a compiled WorkflowTemplate or Workflow.
-
-    Raises:
-        ConfigError: it has fields that the local engine does not run, each of which is named by its path, or its tasks
-            depend on each other in a circle.
-    """
+    """Read a compiled WorkflowTemplate or Workflow. Raises: ConfigError: it has fields that the local engine does not
+    run, each of which is named by its path, or its tasks depend on each other in a circle."""
     read = parse_model(Manifest, manifest, "the workflow")
     templates = {template.name: template for template in read.spec.templates}
     if read.spec.on_exit:
@@ -163,8 +157,7 @@ class Job:
         """Return the values of its template's inputs, by reference."""
         scope = self.dag.scope()
         return {
-            f"inputs.parameters.{parameter.name}": substitute(parameter.value, scope)
-            for parameter in self.task.arguments.parameters
+            f"inputs.parameters.{each.name}": substitute(each.value, scope) for each in self.task.arguments.parameters
         }
 
     def skipped_by(self) -> str:
@@ -236,10 +229,7 @@ class ActiveDag:
     def outputs(self) -> dict[str, str]:
         """Return the outputs of its template, once its tasks have ended."""
         scope = self.scope()
-        return {
-            parameter.name: substitute(parameter.value_from.parameter, scope)
-            for parameter in self.template.outputs.parameters
-        }
+        return {each.name: substitute(each.value_from.parameter, scope) for each in self.template.outputs.parameters}
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,8 @@ def make_plan(
         )
         layouts = options(request)
     except NotSizeable as error:
-        raise UnusableModel(
-            f"{described.model} can't be planned: {error}", hint="a run measures it nevertheless: slipway run"
-        ) from error
+        hint = "a run measures it nevertheless: slipway run"
+        raise UnusableModel(f"{described.model} can't be planned: {error}", hint=hint) from error
     return _document(described, config, request, layouts, runs).model_copy(update={"starts": cold_starts(store)})
 
 
@@ -171,9 +170,8 @@ def parse_targets(text: str) -> Targets:
     for part in text.split(","):
         match = SLO.fullmatch(part.strip())
         if not match or match[1] in limits or not float(match[2]):
-            raise ConfigError(
-                f"--slo {text}: {part.strip()!r} is not a target", hint="for example --slo ttft=1s,tpot=50ms"
-            )
+            hint = "for example --slo ttft=1s,tpot=50ms"
+            raise ConfigError(f"--slo {text}: {part.strip()!r} is not a target", hint=hint)
         limits[match[1]] = float(match[2]) * (1000 if match[3] == "s" else 1)
     return Targets(ttft_ms=limits.get("ttft"), tpot_ms=limits.get("tpot"))
 

@@ -76,13 +76,9 @@ def find(models: Mapping[str, FleetModel], name: str, *, pushed: bool) -> FleetM
 
 
 def read_fleet(path: Path, platform: str | None, *, on_cluster: bool) -> dict[str, FleetModel]:
-    """Read a fleet file: its models by ``ModelName.id``, in their order.
-
-    Args:
-        platform: of the models of which the file names none, on a cluster; one machine is the platform ``local``.
-
-    Raises: ConfigError: every mistake at once, each with its model and field; one in the defaults is all models'.
-    """
+    """Read a fleet file: its models by ``ModelName.id``, in their order. *platform*: of the models of which the file
+    names none, on a cluster; one machine is the platform ``local``. Raises: ConfigError: every mistake at once, each
+    with its model and field; one in the defaults is all models'."""
     entries = parse(FleetFile, read_yaml(path), str(path))
     models: dict[str, FleetModel] = {}
     wrong: dict[str, list[str]] = {}

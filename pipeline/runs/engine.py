@@ -101,8 +101,7 @@ class PipelineEngine(Protocol):
 
     def retry(self, name: str, *, allow_incomplete: bool) -> Printout:
         """Start a run with the arguments of run *name*; finished work is reused. With *allow_incomplete*, go on without
-        a variant, whatever that run did. Raises: as ``start``.
-        """
+        a variant, whatever that run did. Raises: as ``start``."""
 
     def runs(self) -> Sequence[PipelineRun]:
         """All runs, the newest first."""

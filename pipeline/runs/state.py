@@ -146,9 +146,8 @@ def failure(state: RunState, where: str = "") -> RunFailed:
     *where* has the options that let a command find the run.
     """
     if state.culprit is None:
-        return RunFailed(
-            f"run {state.name} {state.phase.lower()}: {state.message}", hint=f"slipway show {state.name}{where}"
-        )
+        hint = f"slipway show {state.name}{where}"
+        return RunFailed(f"run {state.name} {state.phase.lower()}: {state.message}", hint=hint)
     task = state.node(state.culprit)
     # A task that holds others has no exit code of its own.
     node = next((inner for inner in state.nodes if inner.parent == task.name and inner.phase in FAILED), task)

@@ -63,11 +63,10 @@ def runs_table(runs: Sequence[PipelineRun]) -> Table:
     """Return a table of runs, in the given order."""
     table = plain_table("Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took", right=("Took",))
     for run in runs:
-        phase = Text(run.state.phase, style=PHASE_STYLES.get(run.state.phase, ""))
-        started = f"{run.state.started_at.astimezone():%Y-%m-%d %H:%M}" if run.state.started_at else "–"
-        table.add_row(
-            run.id, run.state.model, phase, run.winner or "–", run.outcome or "–", started, _took(run.state.seconds)
-        )
+        state = run.state
+        phase = Text(state.phase, style=PHASE_STYLES.get(state.phase, ""))
+        started = f"{state.started_at.astimezone():%Y-%m-%d %H:%M}" if state.started_at else "–"
+        table.add_row(run.id, state.model, phase, run.winner or "–", run.outcome or "–", started, _took(state.seconds))
     return table
 
 

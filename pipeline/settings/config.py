@@ -53,10 +53,8 @@ class RunConfig(Settings):
         """The settings of the platform's cluster. Raises: ConfigError: the platform is one machine."""
         if self.platform.cluster is None:
             clusters = ", ".join(name for name in names("platform") if name != LOCAL)
-            raise ConfigError(
-                f"the platform {self.platform.name} is one machine, not a cluster",
-                hint=f"--platform, or SLIPWAY_PLATFORM: one of {clusters}",
-            )
+            hint = f"--platform, or SLIPWAY_PLATFORM: one of {clusters}"
+            raise ConfigError(f"the platform {self.platform.name} is one machine, not a cluster", hint=hint)
         return self.platform.cluster
 
     @model_validator(mode="after")
@@ -241,9 +239,8 @@ def assign(data: dict[str, Any], assignment: str) -> None:
 def served_by_kserve(config: RunConfig) -> KServe:
     """Return the settings of the platform's KServe. Raises: ConfigError: the platform serves on this machine."""
     if config.platform.serves_on == LOCAL:
-        raise ConfigError(
-            f"the platform {config.platform.name} serves on this machine, not on KServe", hint="choose --platform"
-        )
+        hint = "choose --platform"
+        raise ConfigError(f"the platform {config.platform.name} serves on this machine, not on KServe", hint=hint)
     return kserve_settings(config)
 
 

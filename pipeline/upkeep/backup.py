@@ -86,10 +86,8 @@ def back_up(root: Path, target: Path, model: str | None = None) -> Backup:
         digests = Digests()
         for store in stores:
             if damaged := check(ModelStore(work, store.model), digests).damaged:
-                raise DamagedModel(
-                    f"{store.model} is damaged: {damaged[0].paths[0]}: {damaged[0].problem}",
-                    hint=f"slipway store check {store.model}; if that finds nothing, remove {work} and copy again",
-                )
+                hint = f"slipway store check {store.model}; if that finds nothing, remove {work} and copy again"
+                raise DamagedModel(f"{store.model} is damaged: {damaged[0].paths[0]}: {damaged[0].problem}", hint=hint)
         models = tuple(store.model for store in stores)
         backup = Backup(made_at=datetime.now(UTC), models=models, files=_digests(work, digests))
         backup.write(work / MANIFEST)
@@ -119,10 +117,8 @@ def restore(root: Path, source: Path, model: str | None = None) -> Backup:
     with full_disk_as_error(root), exclusive(_made(root) / LOCK, f"the store {root}", wait=False):
         if Backup.read(work / MANIFEST) != backup:  # otherwise all of it is here, and was being moved to its place
             if present := [store.model for store in stores if store.path.exists()]:
-                raise ConfigError(
-                    f"the store {root} has {', '.join(present)} already",
-                    hint="nothing is overwritten: move its folder away, or name another store with --store",
-                )
+                hint = "nothing is overwritten: move its folder away, or name another store with --store"
+                raise ConfigError(f"the store {root} has {', '.join(present)} already", hint=hint)
             _copy(source / STORE, work, folders, of_store)
             if wrong := sorted(_digests(work, Digests()).items() ^ chosen.items()):
                 shutil.rmtree(work)
@@ -218,7 +214,6 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(
-            f"{folder} can't be used: {error.strerror}", hint="name a folder that can be written"
-        ) from error
+        hint = "name a folder that can be written"
+        raise ConfigError(f"{folder} can't be used: {error.strerror}", hint=hint) from error
     return folder

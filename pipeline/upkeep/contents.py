@@ -6,9 +6,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pipeline.local.folder import LOCK, engine_of
+from pipeline.local.folder import LOCK
 from stages.parts.base.errors import ConfigError, check_known
-from stages.parts.base.store import ModelStore, Record, files_in
+from stages.parts.base.store import ModelStore, Record, files_in, holder
 from stages.parts.model.name import ModelName
 from stages.report.run_report import JSON
 
@@ -61,7 +61,7 @@ def models_in(root: Path, model: str | None = None) -> list[ModelStore]:
 def has_ended(run: Path) -> bool:
     """Whether nothing writes to the folder of a run any more. A run on a cluster, which has no lock, ends with its
     report."""
-    return ((run / JSON).exists() or (run / LOCK).exists()) and engine_of(run) is None
+    return ((run / JSON).exists() or (run / LOCK).exists()) and holder(run / LOCK) is None
 
 
 def space(store: ModelStore) -> Space:

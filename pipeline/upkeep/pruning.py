@@ -61,9 +61,8 @@ def prune(
     running, which may need any release.
     """
     if keep < 1:
-        raise ConfigError(
-            "--keep must be at least 1", hint="the newest release must stay so that its number is not used again"
-        )
+        hint = "the newest release must stay so that its number is not used again"
+        raise ConfigError("--keep must be at least 1", hint=hint)
     with contextlib.ExitStack() as held:
         held.enter_context(exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False))
         made_at = {row.name: row.made_at for row in catalogue(store, split)}

@@ -152,11 +152,6 @@ class FeedForward:
     expert_inputs: int | None = None
     """Values of a token that the experts get; None: its hidden state."""
 
-    @property
-    def passed_width(self) -> int:
-        """Width that one token passes."""
-        return self.width + self.active * self.expert_width
-
     def matrices(self, hidden: int) -> tuple[Matrix, ...]:
         matrices: list[Matrix] = []
         tensors = 2 if self.gated else 1

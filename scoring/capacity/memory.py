@@ -82,7 +82,8 @@ class Fit:
 def fit(model: Architecture, storage: Storage, accelerator: Accelerator, gpus: int, settings: MemorySettings) -> Fit:
     """Whether vLLM would start, and with which KV cache."""
     limits = accelerator.batch_limits()
-    widest = max(layer.feed_forward.passed_width for layer in model.counted)
+    passed = (layer.feed_forward for layer in model.counted)
+    widest = max(each.width + each.active * each.expert_width for each in passed)
     forward = ASSUMED.forward_copies.value * model.hidden + MLP_COPIES * widest / gpus
     logits = limits.sequences * model.vocabulary * VOCABULARY_VALUE_BYTES * LOGITS_COPIES
     communication = ASSUMED.communication_gib.value if gpus > 1 else 0

@@ -38,10 +38,8 @@ def main() -> None:
         fetch(store, arguments.candidates)
         return
     if not (LOCAL_COMMIT if model.directory else COMMIT).fullmatch(arguments.commit):
-        raise ConfigError(
-            f"{arguments.commit!r} is not a commit of {model.source}",
-            hint="use the commit that python -m stages.resolve prints",
-        )
+        hint = "use the commit that python -m stages.resolve prints"
+        raise ConfigError(f"{arguments.commit!r} is not a commit of {model.source}", hint=hint)
     with program.outcome(store, "acquire") as report:
         record = ensure(store, model, arguments.revision, arguments.commit, report)
         for name, source in serving.adapters.items():

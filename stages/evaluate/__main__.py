@@ -16,18 +16,7 @@ from pathlib import Path
 
 from scoring.names import PRODUCTION, recipe_of, variant_of
 from scoring.profile import Profile
-from stages.evaluate.results import (
-    UNCOMPARED,
-    Conditions,
-    Found,
-    Result,
-    adopt,
-    bring_back,
-    complete,
-    conditions_of,
-    existing,
-    refused,
-)
+from stages.evaluate import results
 from stages.parts.base import program
 from stages.parts.base.errors import (
     ConfigError,
@@ -101,7 +90,7 @@ def evaluate(
     return summaries
 
 
-def _report(report: program.Report, result: Result, *, measured: bool) -> None:
+def _report(report: program.Report, result: results.Result, *, measured: bool) -> None:
     if isinstance(result, Refused):
         report.left_out(f"failed before its load: {result.reason}", hint="see the report for its quality")
     elif measured:
@@ -136,23 +125,25 @@ def _recorded(store: ModelStore, name: str, failures: Mapping[str, SlipwayError]
 
 def ensure(
     store: ModelStore, names: Sequence[str], workload: Workload, serving: Serving, profile: Profile
-) -> dict[str, Found]:
+) -> dict[str, results.Found]:
     """Bring the store to hold the result of each variant under these conditions, measuring only what it lacks. Raise
     ConfigError if the workload cannot be measured, DamagedModel if an adapter can't be served."""
-    conditions: dict[str, Conditions] = {}
-    outcomes: dict[str, Found] = {}
+    conditions: dict[str, results.Conditions] = {}
+    outcomes: dict[str, results.Found] = {}
     adapters = {name: read_intact(store.adapter(name)).digest for name in serving.adapters}
     for name in names:
         try:
             directory, served = store.optimized(name), serving.of_candidate(name)
-            found = conditions_of(read_variant(directory), workload, served, parser_arguments(served, directory))
+            found = results.conditions_of(
+                read_variant(directory), workload, served, parser_arguments(served, directory)
+            )
             if name == PRODUCTION:
                 check_production(directory, serving, adapters)
             conditions[name] = replace(found, workload=found.workload | ({"adapters": adapters} if adapters else {}))
         except (DamagedModel, MeasurementFailed) as error:
             outcomes[name] = (error, False)
     if (reference := profile.reference_variant) and reference not in conditions and not serving.reference:
-        return outcomes | {name: (MeasurementFailed(UNCOMPARED), False) for name in conditions}
+        return outcomes | {name: (MeasurementFailed(results.UNCOMPARED), False) for name in conditions}
     reusable = _reusable(store, conditions, workload, profile)
     if conditions.keys() - reusable.keys():
         with contextlib.ExitStack() as stack:
@@ -160,9 +151,9 @@ def ensure(
                 stack.enter_context(exclusive(store.lock(f"evaluate-{name}"), f"evaluate {name}"))
             # Another process may have measured them while this one waited; another configuration, before.
             for name in conditions:
-                bring_back(store, name, conditions[name].key)
+                results.bring_back(store, name, conditions[name].key)
                 if name == PRODUCTION:
-                    adopt(store, MeasuredWith.of(store.optimized(name)).winner, conditions[name].key)
+                    results.adopt(store, MeasuredWith.of(store.optimized(name)).winner, conditions[name].key)
             reusable = _reusable(store, conditions, workload, profile)
             if new := {name: conditions[name] for name in conditions if name not in reusable}:
                 from stages.evaluate.blocks import measure
@@ -182,18 +173,18 @@ def check_production(release: Path, serving: Serving, adapters: Mapping[str, str
 
 
 def _reusable(
-    store: ModelStore, conditions: Mapping[str, Conditions], workload: Workload, profile: Profile
-) -> dict[str, Result]:
+    store: ModelStore, conditions: Mapping[str, results.Conditions], workload: Workload, profile: Profile
+) -> dict[str, results.Result]:
     """Read the results of the variants that are not to be measured: of all if the choice between them is settled or the
     budget is spent, otherwise of those alone that were refused."""
     keys = {name: condition.key for name, condition in conditions.items()}
-    refusals = {name: refusal for name, key in keys.items() if (refusal := refused(store, name, key, profile))}
+    refusals = {name: refusal for name, key in keys.items() if (refusal := results.refused(store, name, key, profile))}
     evaluations = {
         name: evaluation
         for name, key in keys.items()
-        if name not in refusals and (evaluation := existing(store, name, key))
+        if name not in refusals and (evaluation := results.existing(store, name, key))
     }
-    settled = len(refusals) + len(evaluations) == len(keys) and complete(evaluations, workload, profile)
+    settled = len(refusals) + len(evaluations) == len(keys) and results.complete(evaluations, workload, profile)
     return {**refusals, **(evaluations if settled else {})}
 
 

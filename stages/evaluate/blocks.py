@@ -58,11 +58,7 @@ class Blocks:
     """Measures *subjects*, the reference among them if there is one. ``run`` is called once."""
 
     def __init__(
-        self,
-        session: Session,
-        subjects: Sequence[Subject],
-        earlier: Evaluation | None,
-        asked: Measured | None = None,
+        self, session: Session, subjects: Sequence[Subject], earlier: Evaluation | None, asked: Measured | None = None
     ) -> None:
         """Args: earlier: an evaluation with all looks, if the subjects were measured together before; asked: the
         answers of a reference that is not among them, because it does not fit."""

@@ -51,12 +51,8 @@ def change(before: Speed, after: Speed) -> float:
 def drift_of(pairs: list[tuple[Speed, Speed]]) -> Drift:
     """Compute the drift from the probes before and after each block."""
     before, *between, after = (speed for pair in pairs for speed in pair)
-    return Drift(
-        before=before,
-        between=tuple(between),
-        after=after,
-        largest_change=max(change(before, after) for before, after in pairs),
-    )
+    largest = max(change(*pair) for pair in pairs)
+    return Drift(before=before, between=tuple(between), after=after, largest_change=largest)
 
 
 def _median_s(kernel: Callable[[], object]) -> float:

@@ -182,12 +182,7 @@ def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **opt
             "max_length": served.max_model_len,
         }
     result = lm_eval.simple_evaluate(
-        model=model,
-        model_args=arguments or None,
-        tasks=tasks,
-        apply_chat_template=chat,
-        log_samples=True,
-        **options,
+        model=model, model_args=arguments or None, tasks=tasks, apply_chat_template=chat, log_samples=True, **options
     )
     counts = {task: len({sample["doc_id"] for sample in samples}) for task, samples in result["samples"].items()}
     by_item_s = (time.monotonic() - began) / max(1, sum(counts.values()))

@@ -38,14 +38,8 @@ class Preloaded:
         self._asks: IO[str] | None = None
 
     def call(self, server: Server, call: Call, log: Path) -> int:
-        """Run *call* against *server*, and return its exit status.
-
-        Args:
-            log: its output is appended; if the program itself has ended, what it printed.
-
-        Raises:
-            ServerFailed: the server ended first; the call is ended too.
-        """
+        """Run *call* against *server*, and return its exit status. *log*: its output is appended; if the program itself
+        has ended, what it printed. Raises: ServerFailed: the server ended first; the call is ended too."""
         try:
             with tempfile.TemporaryDirectory(prefix="slipway-call-") as folder:
                 status = Path(folder) / "status"
@@ -70,10 +64,8 @@ class Preloaded:
         self._asks = os.fdopen(writes, "w", buffering=1)
         command = [sys.executable, "-m", self._module]
         try:
-            with self._log.open("wb") as output:
-                self._process = Contained(
-                    command, stdin=reads, output=output, environment=beside_server(self._variables)
-                )
+            with self._log.open("wb") as log:
+                self._process = Contained(command, stdin=reads, output=log, environment=beside_server(self._variables))
         finally:
             os.close(reads)
         return self._process

@@ -70,9 +70,8 @@ def check_tasks(workload: Workload) -> bool:
             dataset_file(DATA[task])
     index = _index(workload.tasks_path, include_defaults=False) if workload.tasks_path else {}
     if clashing := [task for task in workload.quality_tasks if task in index and task in OURS]:
-        raise ConfigError(
-            f"{workload.tasks_path} has a task {clashing[0]!r}, as Slipway has", hint="give it another name"
-        )
+        hint = "give it another name"
+        raise ConfigError(f"{workload.tasks_path} has a task {clashing[0]!r}, as Slipway has", hint=hint)
     needs_defaults = any(task not in index and task not in OURS for task in workload.quality_tasks)
     if needs_defaults:
         index = _index(workload.tasks_path, include_defaults=True)
@@ -139,9 +138,8 @@ def run_tasks(
     for task, why in report["left_out"].items():
         say(f"note: {task} is left out: {why}")
     if len(report["left_out"]) == len(items):
-        raise ConfigError(
-            "no quality task of the workload can be asked of this model", hint="add one such as perplexity_prose"
-        )
+        hint = "add one such as perplexity_prose"
+        raise ConfigError("no quality task of the workload can be asked of this model", hint=hint)
     return report
 
 
@@ -313,7 +311,7 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
     for sample in samples:
         if sample["filter"] != filtered:
             continue
-        document = {
+        fields = {
             "restart": 0,
             "doc_id": sample["doc_id"],
             "doc_hash": sample["doc_hash"],
@@ -321,9 +319,9 @@ def _items(label: Mapping[str, Any], metric: str, samples: Iterable[Mapping[str,
         }
         if name == BITS_PER_BYTE:
             loglikelihood, size = sample[name]
-            yield PerplexityItem(**label, **document, loglikelihood=loglikelihood, bytes=size)
+            yield PerplexityItem(**label, **fields, loglikelihood=loglikelihood, bytes=size)
         else:
-            yield AccuracyItem(**label, **document, correct=float(sample[name]), tokens=sample.get("tokens"))
+            yield AccuracyItem(**label, **fields, correct=float(sample[name]), tokens=sample.get("tokens"))
 
 
 def _below(group: str, subtasks: Mapping[str, list[str]]) -> Iterator[str]:

@@ -77,9 +77,8 @@ def read_trace(path: Path) -> list[TraceRequest]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(
-            f"cannot read the trace {path}: {why}", hint="it is relative to the workload's file"
-        ) from error
+        hint = "it is relative to the workload's file"
+        raise ConfigError(f"cannot read the trace {path}: {why}", hint=hint) from error
     requests, wrong = [], []
     for number, line in enumerate(lines, start=1):
         if line.strip():

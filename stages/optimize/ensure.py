@@ -99,20 +99,15 @@ def build(store: ModelStore, name: str, base: Base, settings: Optimize, identity
 
 def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Check the weights in *directory*, made with the quantizer's *parameters*, against the base's. Returns the fields
-    of ``Variant`` with their size and types.
-
-    Raises:
-        QuantizationFailed: a tensor is missing, has the wrong type or shape, or holds NaN, infinity or other values.
-    """
+    of ``Variant`` with their size and types. Raises: QuantizationFailed: a tensor is missing, has the wrong type or
+    shape, or holds NaN, infinity or other values."""
     try:
         bits = quantizer_of(name, base).verify(base, directory, parameters)
         tensors = read_weights(directory)
         check_finite(tensors.values())
     except (ValueError, DamagedModel) as error:
-        raise QuantizationFailed(
-            f"{name} made wrong weights from {base.architecture}: {error}",
-            hint="nothing was published; the other variants continue without it",
-        ) from error
+        hint = "nothing was published; the other variants continue without it"
+        raise QuantizationFailed(f"{name} made wrong weights from {base.architecture}: {error}", hint=hint) from error
     stored = bytes_by_type(tensors.values())
     dtype = main_dtype(tensor for tensor_name, tensor in tensors.items() if tensor_name in base.tensors)
     return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}

@@ -19,11 +19,7 @@ from stages.parts.records.acquired import WEIGHTS
 
 BODY: Final = "model."
 HEAD: Final = "lm_head."
-SAME_LAYERS: Final = {
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-}
+SAME_LAYERS: Final = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """Types of language models that are no models of their own in Transformers, by the type that computes the same of text:
 there all three positions of a token in a picture are its position in the text."""
 
@@ -63,11 +59,8 @@ def language_part(base: Base) -> LanguagePart | None:
 
 
 def write_language_part(part: LanguagePart, base: Path, target: Path) -> None:
-    """Write the part of the model in the directory *base* as a model of its own.
-
-    Raises:
-        ValueError: Transformers has no model of its own for its type.
-    """
+    """Write the part of the model in the directory *base* as a model of its own. Raises: ValueError: Transformers has
+    no model of its own for its type."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 

@@ -23,19 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from scoring.capacity.storage import LINEAR, Scales, Storage
+from stages.optimize import shards
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
-from stages.optimize.shards import (
-    blocks,
-    by_width,
-    check_stated,
-    check_tensor,
-    converted,
-    kept_dtype,
-    layout,
-    read_weights,
-    write_config,
-    write_index,
-)
 from stages.parts.base.errors import QuantizationFailed
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.log import say
@@ -101,10 +90,8 @@ class Rounded:
     def check(self, settings: Optimize, base: Base) -> None:  # noqa: ARG002
         """Check that vLLM can serve the decoder's layers in this format, from the headers of the files."""
         if wrong := why_not_quantized(base.tensors) or self.obstacle(base):
-            raise QuantizationFailed(
-                f"{self.name} cannot quantize {base.architecture}: {wrong}",
-                hint="the other variants continue without it",
-            )
+            hint = "the other variants continue without it"
+            raise QuantizationFailed(f"{self.name} cannot quantize {base.architecture}: {wrong}", hint=hint)
 
     def obstacle(self, base: Base) -> str:
         """Why the format can't be made from the base; empty if it can."""
@@ -132,9 +119,9 @@ class Rounded:
         finally:
             torch.set_num_threads(threads)
         if len(base.weights) > 1:
-            write_index(target, base)
+            shards.write_index(target, base)
         stated = preset_configuration(self.scheme, unquantized_layers(base))
-        write_config(base, target, base.half_dtype, quantization_config=stated)
+        shards.write_config(base, target, base.half_dtype, quantization_config=stated)
         return Peak(peak_resident_bytes())
 
     def global_scales(self, base: Base) -> dict[str, torch.Tensor]:
@@ -157,13 +144,13 @@ class Rounded:
         """Write the shard *source* to *target*, the decoder's linear layers in this format."""
         tensors, quantized = read_header(source), quantized_weights(base)
         parts = {name: self.parts(base, tensor, name in quantized) for name, tensor in tensors.items()}
-        header, starts = layout(by_width(sorted(part for each in parts.values() for part in each)))
+        header, starts = shards.layout(shards.by_width(sorted(part for each in parts.values() for part in each)))
         with target.open("wb") as writer:
             writer.write(header)
             for name, tensor in tensors.items():
                 if name not in quantized:
                     writer.seek(starts[name])
-                    writer.writelines(converted(tensor, kept_dtype(base, tensor), BLOCK_BYTES))
+                    writer.writelines(shards.converted(tensor, shards.kept_dtype(base, tensor), BLOCK_BYTES))
                     continue
                 for values in self.rows(tensor, tensor):
                     for part, block in self.compress(name, values, scales.get(name)).items():
@@ -176,7 +163,7 @@ class Rounded:
         import torch
 
         if not quantized:
-            return [(tensor.name, kept_dtype(base, tensor), tensor.shape)]
+            return [(tensor.name, shards.kept_dtype(base, tensor), tensor.shape)]
         scale = torch.ones(1) if self.has_global_scale else None
         sample = self.compress(tensor.name, torch.zeros(self.outputs, tensor.shape[1]), scale)
         times = tensor.shape[0] // self.outputs
@@ -193,10 +180,8 @@ class Rounded:
 
         low, high = self.bounds(values)
         if not (torch.isfinite(low) & torch.isfinite(high)).all():
-            raise QuantizationFailed(
-                f"{self.name} cannot quantize {name}: it holds NaN or infinity",
-                hint="the publisher's file is damaged: try another --revision, or tell the publisher",
-            )
+            hint = "the publisher's file is damaged: try another --revision, or tell the publisher"
+            raise QuantizationFailed(f"{self.name} cannot quantize {name}: it holds NaN or infinity", hint=hint)
         scheme, compressor = preset(self.scheme, self.inputs)
         scale, zero = calculate_qparams(low, high, scheme.weights, global_scale=global_scale)
         state = {"weight": values, "weight_scale": scale, "weight_zero_point": zero}
@@ -220,7 +205,7 @@ class Rounded:
         count = max(1, BLOCK_BYTES // (row_bytes * self.outputs)) * self.outputs
         stored_bytes = (matrix.end - matrix.start) * count // original.shape[0]
         # What is no matrix belongs to all rows.
-        for block in blocks(matrix, stored_bytes if len(matrix.shape) > 1 else matrix.end - matrix.start):
+        for block in shards.blocks(matrix, stored_bytes if len(matrix.shape) > 1 else matrix.end - matrix.start):
             floats = matrix.dtype in FLOATS
             values = torch.from_numpy(block.astype(np.float32) if floats else block.copy())
             yield (values if floats else values.view(_torch(matrix.dtype))).reshape(-1, *matrix.shape[1:])
@@ -228,15 +213,15 @@ class Rounded:
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:  # noqa: ARG002
         """Check that all layers of the base are there, the decoder's linear layers in this format and as near to the
         base's weights as it allows, and that ``config.json`` says so."""
-        self.check_tensors(base, read_weights(directory))
+        self.check_tensors(base, shards.read_weights(directory))
         expected = preset_configuration(self.scheme, unquantized_layers(base), self.inputs)
         stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
-        check_stated(stated, {field: expected[field] for field in ("quant_method", "format", "ignore")})
+        shards.check_stated(stated, {field: expected[field] for field in ("quant_method", "format", "ignore")})
         group, given = (each.get("config_groups", {}).get("group_0", {}) for each in (expected, stated))
-        check_stated(given, {"targets": group["targets"]})
+        shards.check_stated(given, {"targets": group["targets"]})
         for part in ("weights", "input_activations"):
             values = {field: value for field, value in (group[part] or {}).items() if field not in FREE}
-            check_stated(given.get(part) or {}, values)
+            shards.check_stated(given.get(part) or {}, values)
         return self.bits
 
     def check_tensors(self, base: Base, tensors: Mapping[str, Tensor]) -> None:
@@ -246,7 +231,7 @@ class Rounded:
         weights, (scheme, compressor) = quantized_weights(base), preset(self.scheme, self.inputs)
         for name, original in base.tensors.items():
             for part, dtype, shape in self.parts(base, original, name in weights):
-                check_tensor(tensors, part, dtype, shape)
+                shards.check_tensor(tensors, part, dtype, shape)
         for name, original in weights.items():
             read = {}
             for part, _, shape in self.parts(base, original, quantized=True):

@@ -42,9 +42,7 @@ class Box(NamedTuple):
         return min(max(x, self.left), self.right), min(max(y, self.top), self.bottom)
 
 
-def placed(
-    marks: Sequence[Box], sizes: Sequence[tuple[float, float]], area: Box, bars: Sequence[Box] = ()
-) -> list[Box]:
+def placed(marks: Sequence[Box], sizes: Sequence[tuple[float, float]], area: Box, bars: Sequence[Box]) -> list[Box]:
     """Find a place for the label of each mark within *area*. *sizes*: width and height of each label; *bars*: what they
     had better not cover."""
     labels, covered = list[Box](), [*bars]

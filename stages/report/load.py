@@ -190,9 +190,7 @@ def predicted(
 ) -> Table | None:
     """Make one row for each variant, one column for each figure; None without a prediction."""
     by_variant = {prediction.variant: prediction for prediction in figures}
-    pairs = [
-        (by_variant[evaluation.variant], evaluation) for evaluation in evaluations if evaluation.variant in by_variant
-    ]
+    pairs = [(by_variant[each.variant], each) for each in evaluations if each.variant in by_variant]
     if not pairs:
         return None
     tokens, ms = "{:,.0f}".format, "{:,.1f}".format

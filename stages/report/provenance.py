@@ -48,11 +48,7 @@ def setup(base: Acquired | None, evaluations: Sequence[Evaluation]) -> list[Fact
     facts.append(Fact("Versions", ", ".join(f"{name} {version}" for name, version in first.tool_versions.items())))
     facts.append(Fact("Workload", workload(first)))
     facts.append(Fact("Protocol", f"{protocol(first)}, {first.load.requests} requests per variant"))
-    changes = [
-        f"{evaluation.variant} {percent(evaluation.drift.largest_change)}"
-        for evaluation in evaluations
-        if evaluation.drift
-    ]
+    changes = [f"{each.variant} {percent(each.drift.largest_change)}" for each in evaluations if each.drift]
     if changes:
         scope = " (CPU only: a GPU’s drift is not measured)" if first.hardware.gpus else ""
         facts.append(Fact("Machine drift", ", ".join(changes) + scope))

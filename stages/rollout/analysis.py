@@ -17,15 +17,7 @@ from typing import Final, Literal
 from scoring import canary as stats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.workload import Slo
-from stages.parts.records.rollout import (
-    Analysis,
-    CanaryCheck,
-    Counters,
-    Journal,
-    Side,
-    Slice,
-    Window,
-)
+from stages.parts.records.rollout import Analysis, CanaryCheck, Counters, Journal, Side, Slice, Window
 from stages.rollout.slices import Latency, counts, load, log_ratios, logs, slices_of, typical_s
 
 MS: Final = 1000.0

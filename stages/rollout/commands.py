@@ -30,9 +30,8 @@ def promote(store: ModelStore, target: Target) -> Journal:
     the canary turned out to be worse."""
     journal = under_way(store)
     if journal is None:
-        raise NothingToServe(
-            f"no rollout of {store.model} is under way", hint=f"start one: slipway rollout start {store.model}"
-        )
+        hint = f"start one: slipway rollout start {store.model}"
+        raise NothingToServe(f"no rollout of {store.model} is under way", hint=hint)
     request = OperatorRequest(id=journal.id, action="promote", reason="approved by a person", by=target.who())
     ended = _done_by_runner(store, request, lambda journal: journal.approved)
     if ended is None:
@@ -73,9 +72,8 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
             current = under_way(store)
             ended = StateMachine(store, target, current).give_up(reason, request.by) if current else read_journal(store)
     if ended and ended.state == "promoted":
-        raise Conflict(
-            f"{ended.release} is promoted already and can't be given up", hint=f"slipway rollback {store.model}"
-        )
+        hint = f"slipway rollback {store.model}"
+        raise Conflict(f"{ended.release} is promoted already and can't be given up", hint=hint)
     return journal.release
 
 

@@ -38,9 +38,8 @@ def drill_rollback(scene: Scene) -> Drill:
     """
     store, release, standby = scene.store, scene.release, scene.target.split().standby
     if (previous := releases.before(store, release)) is None:
-        raise NothingToServe(
-            f"{store.model} has no earlier release to go back to", hint=f"slipway releases {store.model}"
-        )
+        hint = f"slipway releases {store.model}"
+        raise NothingToServe(f"{store.model} has no earlier release to go back to", hint=hint)
     with _report_unfinished(scene), scene.clients(scene.workload.concurrency) as load:
         seconds = []
         for goal, left in ((previous, release), (release, previous)):

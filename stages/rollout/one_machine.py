@@ -79,8 +79,7 @@ class OneMachine:
 
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
-        one, and one that gets other settings. If it does not come up, the former state is restored.
-        """
+        one, and one that gets other settings. If it does not come up, the former state is restored."""
         running = self._running()
         if running is None:
             endpoints.start(self._store, self._source, self._asked, Wanted(stable=release))
@@ -199,10 +198,8 @@ class OneMachine:
         return together(by_server)
 
     def replicas(self, release: str) -> Replicas:
-        raise ConfigError(
-            f"nothing scales {release}: one machine has the same servers under any load",
-            hint="name a platform that serves on KServe: --platform",
-        )
+        hint = "name a platform that serves on KServe: --platform"
+        raise ConfigError(f"nothing scales {release}: one machine has the same servers under any load", hint=hint)
 
     def client_url(self) -> str:
         if (running := self._running()) is None:
@@ -296,9 +293,8 @@ class OneMachine:
             if running and in_force(running):
                 return
             if running is None and endpoints.supervisor(self._store) is None:
-                raise TransientError(
-                    f"the endpoint of {self._store.model} ended", hint="see endpoint.log in its folder"
-                )
+                hint = "see endpoint.log in its folder"
+                raise TransientError(f"the endpoint of {self._store.model} ended", hint=hint)
             if time.monotonic() > deadline:
                 raise TransientError(f"the change was not in force within {IN_FORCE_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)

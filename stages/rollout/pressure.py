@@ -236,9 +236,8 @@ def _scaled(scene: Scene) -> Replicas:
     """Count the replicas of the release to drill; raises as ``drill_scale``."""
     release = scene.release
     if canary := scene.target.split().canary:
-        raise Conflict(
-            f"{canary} is being tried, and gets a part of the load", hint=f"slipway rollout status {scene.store.model}"
-        )
+        hint = f"slipway rollout status {scene.store.model}"
+        raise Conflict(f"{canary} is being tried, and gets a part of the load", hint=hint)
     present = scene.target.replicas(release)
     if present.minimum == present.maximum:
         raise ConfigError(

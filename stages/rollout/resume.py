@@ -33,10 +33,8 @@ def resume(store: ModelStore, release: str, target_name: str) -> Journal | None:
     if last.release != release:
         raise another_under_way(store, last)
     if last.target != target_name:
-        raise Conflict(
-            f"the rollout of {release} is under way on {last.target}, not {target_name}",
-            hint=f"add --platform with a platform that serves on {last.target}",
-        )
+        hint = f"add --platform with a platform that serves on {last.target}"
+        raise Conflict(f"the rollout of {release} is under way on {last.target}, not {target_name}", hint=hint)
     return last.changed(run=run or last.run)
 
 
@@ -79,19 +77,15 @@ def begin(
 
 def another_under_way(store: ModelStore, journal: Journal) -> Conflict:
     """Build the refusal to do what a rollout that is under way would disturb, or be disturbed by."""
-    return Conflict(
-        f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)",
-        hint=f"let it end, or give it up: slipway rollout abort {store.model}",
-    )
+    hint = f"let it end, or give it up: slipway rollout abort {store.model}"
+    return Conflict(f"the rollout of {journal.release} is under way ({journal.state}, {journal.percent} %)", hint=hint)
 
 
 def check_canary(store: ModelStore, split: Split, release: str) -> None:
     """Raise Conflict if the platform is trying another release than *release*."""
     if split.canary not in (None, release):
-        raise Conflict(
-            f"{split.canary} is being tried on the platform, not {release}",
-            hint=f"give it up: slipway rollout abort {store.model}",
-        )
+        hint = f"give it up: slipway rollout abort {store.model}"
+        raise Conflict(f"{split.canary} is being tried on the platform, not {release}", hint=hint)
 
 
 def check_point(until: str, settings: Rollout) -> None:

@@ -84,13 +84,11 @@ class SteadyLoad:
             user.join()
 
     def _keep_asking(self, user: int) -> None:
-        draw, (prompt_tokens, output_tokens) = random.Random(user), self._lengths
-        with httpx.Client(
-            trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=trusting(self._access.certificate)
-        ) as client:
+        draw, access, (prompt_tokens, output_tokens) = random.Random(user), self._access, self._lengths
+        with httpx.Client(trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=trusting(access.certificate)) as client:
             while not self._ending.is_set():
                 prompt = draw.choices(VOCABULARY, k=prompt_tokens)
-                reply = stream_completion(client, self._access, prompt, output_tokens)
+                reply = stream_completion(client, access, prompt, output_tokens)
                 self._replies.append(reply)
                 self._ending.wait(max(self._pause_s, PAUSE_AFTER_FAILURE_S if reply.error else 0.0))
 
@@ -167,10 +165,8 @@ class Scene:
             time.sleep(SETTLE_S)
             replies = load.replies()
             if replies and all(reply.error for reply in replies):
-                raise DrillFailed(
-                    f"no request is answered, and nothing was changed: {replies[-1].error}",
-                    hint="where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…",
-                )
+                hint = "where the name of a cluster's endpoint can't be resolved: --set kserve.gateway_url=http://…"
+                raise DrillFailed(f"no request is answered, and nothing was changed: {replies[-1].error}", hint=hint)
             yield load
 
     def send(self, rate_per_s: float, seconds: float) -> list[Reply]:

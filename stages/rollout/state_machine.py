@@ -201,8 +201,8 @@ class StateMachine:
         state: RolloutState = "awaiting approval" if waits and journal.steps[step] == 100 else "shifting"
         self._enter(state, step=step, observed=observed, window=None)
         if state == "awaiting approval":
-            way = "in Argo's user interface, or with argo resume"
-            way = way if self.journal.in_workflow else f"slipway rollout promote {self.store.model}"
+            in_argo = "in Argo's user interface, or with argo resume"
+            way = in_argo if self.journal.in_workflow else f"slipway rollout promote {self.store.model}"
             self._say(f"to approve: {way}")
             notify(self.store.model, "awaiting approval", f"{journal.release} at {journal.share}; to approve: {way}")
 

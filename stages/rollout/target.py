@@ -140,10 +140,8 @@ def tried_already(release: str | None) -> Conflict:
 
 def needed(store: ModelStore, release: str) -> Conflict:
     """Build the refusal to withdraw the stable release."""
-    return Conflict(
-        f"{release} is the stable release of {store.model}: clients would be left with nothing",
-        hint=f"slipway rollback {store.model}",
-    )
+    hint = f"slipway rollback {store.model}"
+    return Conflict(f"{release} is the stable release of {store.model}: clients would be left with nothing", hint=hint)
 
 
 def connect(name: str, store: ModelStore, source: str, serving: AskedServing, kserve: KServe) -> Target:

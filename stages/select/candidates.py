@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from scoring.items import Items
     from scoring.lead import Lead
 
-
 ANSWERS: Final = 1000
 """Answers whose cost is shown."""
 THROUGHPUT: Final = list(METRICS).index("throughput")

@@ -132,9 +132,7 @@ def _conditions(variants: Sequence[MeasuredTwice]) -> Iterator[SettingChange]:
 
     def conditions(evaluation: Evaluation) -> dict[str, Any]:
         document = evaluation.model_dump(mode="json")
-        engine = {
-            name: document["engine"][name] for name in ("version", "arguments", "dtype", "quantization", "kernel")
-        }
+        engine = {key: document["engine"][key] for key in ("version", "arguments", "dtype", "quantization", "kernel")}
         names = ("variant_digest", "workload", "hardware", "tool_versions", "interleaved_with", "beside")
         return {name: document[name] for name in names} | {"engine": engine}
 

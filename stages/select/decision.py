@@ -116,9 +116,8 @@ def _check_choosable(measurements: Measurements, profile: Profile, excluded: Map
             hint="slipway score RUN --set reference=… compares with another variant, or with fixed values",
         )
     if all(name in excluded for name in measurements.loaded):
-        raise NoWinner(
-            f"No variant can be chosen: {why}.", hint=f"see the evaluations, or change the profile {profile.name}"
-        )
+        hint = f"see the evaluations, or change the profile {profile.name}"
+        raise NoWinner(f"No variant can be chosen: {why}.", hint=hint)
 
 
 def _judged(
@@ -137,12 +136,7 @@ def _judged(
     times = max(looks.values(), key=len)
     beaten = [name for name, looked in looks.items() if len(looked) < len(times)]
     verdict = judge(
-        estimate.evidence,
-        estimate.criteria,
-        able=able,
-        unclear=unclear,
-        beaten=beaten,
-        times=times or (1.0,),
+        estimate.evidence, estimate.criteria, able=able, unclear=unclear, beaten=beaten, times=times or (1.0,)
     )
     return lacking(verdict, missing)
 

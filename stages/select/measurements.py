@@ -14,21 +14,8 @@ from scoring.pareto import pareto_front
 from scoring.results import Change, divergence_measures
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, TaskScore, by_machine
+from stages.parts.samples import evidence
 from stages.parts.samples.capacity import within
-from stages.parts.samples.evidence import (
-    Gate,
-    Measured,
-    Questions,
-    answer_growths,
-    answer_tokens,
-    divergences,
-    evidence_of,
-    gates_of_choice,
-    gates_of_production,
-    losses_of,
-    questions,
-    recoveries,
-)
 from stages.parts.samples.lines import Samples
 
 if TYPE_CHECKING:
@@ -48,18 +35,18 @@ class Measurements:
     """All fields are by variant, in the order of the names."""
 
     evaluations: dict[str, Evaluation]
-    measured: dict[str, Measured]
+    measured: dict[str, evidence.Measured]
     """Those with all metrics that were measured are finite and positive."""
     unusable: dict[str, str]
     """Why each of the others cannot be scored."""
-    gates: dict[str, Gate]
-    gates_of_production: dict[str, Gate]
+    gates: dict[str, evidence.Gate]
+    gates_of_production: dict[str, evidence.Gate]
     """Against what is in production, if that was measured."""
     losses: dict[str, dict[str, TaskLoss]]
     """Task by task; without the reference."""
     recoveries: dict[str, Lead]
     """ln of the quality divided by the reference's."""
-    questions: Questions
+    questions: evidence.Questions
     growths: dict[str, Change]
     """How much longer the answers are than the reference's."""
     divergences: dict[str, Divergence]
@@ -94,9 +81,9 @@ class Measurements:
             schedules = (evaluation.schedule for evaluation in self.evaluations.values())
             order = max((schedule.variants for schedule in schedules if schedule), key=len, default=())
             loaded = {name: loaded[name] for name in dict.fromkeys((*order, *loaded)) if name in loaded}
-            loaded[self.reference] = Measured(self.asked.samples, 0)
+            loaded[self.reference] = evidence.Measured(self.asked.samples, 0)
         try:
-            return evidence_of(loaded, self.reference, profile)
+            return evidence.evidence_of(loaded, self.reference, profile)
         except ValueError as error:
             raise NoWinner(f"the variants can't be compared: {error}", hint="measure them again in one run") from error
 
@@ -112,7 +99,7 @@ class Measurements:
 
     def answer_tokens(self, name: str) -> float | None:
         """Average the tokens of the answers; None if none were counted."""
-        tokens = answer_tokens(self.measured[name].samples) if name in self.measured else {}
+        tokens = evidence.answer_tokens(self.measured[name].samples) if name in self.measured else {}
         return fmean(tokens.values()) if tokens else None
 
     def measures(self, name: str) -> dict[str, float | None]:
@@ -163,23 +150,23 @@ def measurements_of(
     reference = profile.reference_variant
     unusable = {name: why for name in evaluations if (why := _unusable(evaluations[name], samples[name]))}
     usable = {name: samples[name] for name in evaluations if name not in unusable}
-    measured = {name: Measured.of(evaluations[name], sample) for name, sample in usable.items()}
+    measured = {name: evidence.Measured.of(evaluations[name], sample) for name, sample in usable.items()}
     compared = measured
     if asked:
         samples, usable = samples | {reference: asked.samples}, usable | {reference: asked.samples}
-        compared = measured | {reference: Measured(asked.samples, 0)}
-    gates = gates_of_choice(compared, profile)
+        compared = measured | {reference: evidence.Measured(asked.samples, 0)}
+    gates = evidence.gates_of_choice(compared, profile)
     return Measurements(
         evaluations=evaluations,
         measured=measured,
         unusable=unusable,
         gates={name: gates[name] for name in measured},
-        gates_of_production=gates_of_production(measured, profile),
-        losses=losses_of(usable, reference, profile.task_loss),
-        recoveries=recoveries(usable, profile),
-        questions=questions(samples),
-        growths=answer_growths(samples, reference),
-        divergences=divergences(samples, reference),
+        gates_of_production=evidence.gates_of_production(measured, profile),
+        losses=evidence.losses_of(usable, reference, profile.task_loss),
+        recoveries=evidence.recoveries(usable, profile),
+        questions=evidence.questions(samples),
+        growths=evidence.answer_growths(samples, reference),
+        divergences=evidence.divergences(samples, reference),
         reference=reference,
         asked=asked,
     )

@@ -93,11 +93,7 @@ def select(
 
 
 def gather(
-    store: ModelStore,
-    profile: Profile,
-    variants: list[str],
-    price: Price | None = None,
-    optional: Collection[str] = (),
+    store: ModelStore, profile: Profile, variants: list[str], price: Price | None = None, optional: Collection[str] = ()
 ) -> tuple[Basis, dict[str, Evaluation]]:
     """Gather what a decision between *variants* follows from: the basis, and the evaluations that count.
 

@@ -126,10 +126,9 @@ def slower_machine(speeds: Mapping[str, float]) -> Iterator[str]:
 
 
 def changed_speed(evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
-    drifts = {
-        name: run.drift.largest_change for name, run in evaluations.items() if run.drift and not run.hardware.gpus
-    }
-    changed = grouped({name: f"{change:.0%}" for name, change in sorted(drifts.items()) if change > NOTED})
+    probed = {name: run.drift for name, run in sorted(evaluations.items()) if run.drift and not run.hardware.gpus}
+    changes = {name: drift.largest_change for name, drift in probed.items()}
+    changed = grouped({name: f"{change:.0%}" for name, change in changes.items() if change > NOTED})
     for change, names in changed.items():
         yield f"The speed of the machine changed by {change} while the load of {', '.join(names)} was measured."
 
@@ -221,10 +220,8 @@ def reason_of(
         for reference, names in grouped(against).items():
             if not anchor or reference != verdict.chosen:
                 text += f" Against {reference}: {', '.join(_change(name, change.get(name)) for name in names)}."
-    for heading, names in (
-        ("Not shown to pass the gates", unclear),
-        ("Excluded", [name for name in excluded if name not in unclear]),
-    ):
+    failed = [name for name in excluded if name not in unclear]
+    for heading, names in (("Not shown to pass the gates", unclear), ("Excluded", failed)):
         if names:
             text += f" {heading}: {'; '.join(f'{name}: {excluded[name]}' for name in names)}."
     return text

@@ -84,9 +84,7 @@ class StoredDecision:
 
     def samples(self) -> dict[str, Samples]:
         """Read the raw samples by variant; fails like ``read_samples``."""
-        return {
-            name: read_samples(self.samples_path(name), evaluation) for name, evaluation in self.evaluations.items()
-        }
+        return {name: read_samples(self.samples_path(name), each) for name, each in self.evaluations.items()}
 
     def asked(self) -> Asked | None:
         """Read the answers of a reference that was asked only; fails like ``read_answers``."""
@@ -121,10 +119,8 @@ def read_stored(run: Path) -> StoredDecision:
     """
     basis = Basis.read(run / MEASUREMENTS / BASIS)
     if basis is None:
-        raise MissingRun(
-            f"run {run.name} has no measurements: it ended before a decision",
-            hint="start another run: it uses finished measurements again",
-        )
+        hint = "start another run: it uses finished measurements again"
+        raise MissingRun(f"run {run.name} has no measurements: it ended before a decision", hint=hint)
     paths = [path for path in (run / MEASUREMENTS).glob("*.json") if path.name not in (BASIS, f"{ANSWERS}.json")]
     documents = [Evaluation.read(path) for path in sorted(paths)]
     evaluations = {evaluation.variant: evaluation for evaluation in documents if evaluation}

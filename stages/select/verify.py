@@ -189,9 +189,7 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
     scores = [(score, task_score(score, samples)) for score in evaluation.quality]
     quality = tuple(computed or recorded for recorded, computed in scores)
     recomputed = _loaded(evaluation, samples).model_copy(update={"quality": quality})
-    verification.not_recomputed += [
-        f"{evaluation.variant}: {score.task}" for score, computed in scores if computed is None
-    ]
+    verification.not_recomputed += [f"{evaluation.variant}: {score.task}" for score, again in scores if again is None]
     if evaluation.capacity and evaluation.capacity.rule != RULE:
         verification.notes.append(
             f"the capacity of {evaluation.variant} follows by an earlier rule, and is not recomputed"

@@ -66,10 +66,7 @@ def tool_calls(served: Served) -> list[Question]:
 
     With "none" the template shows the tools as well, and nothing forces the model to write a valid call.
     """
-    options = {
-        "tools": [function.tool() for function in FUNCTIONS],
-        "tool_choice": "auto" if served.parses_calls else "none",
-    }
+    options = {"tools": [each.tool() for each in FUNCTIONS], "tool_choice": "auto" if served.parses_calls else "none"}
     return [_tool_call(options, *request) for request in drawn(SEED + 1)]
 
 

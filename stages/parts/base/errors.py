@@ -73,9 +73,7 @@ class SlipwayError(Exception):
 def _shown(text: str) -> str:
     """Write what a terminal would obey, such as an escape in a tensor's name, as Python does."""
     cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in cut
-    )
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in cut)
 
 
 class ConfigError(SlipwayError, exit_code=2):

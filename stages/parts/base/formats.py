@@ -41,11 +41,7 @@ class Quantizer(Protocol):
         """Name quickly all that influences the result besides the base, the calibration text and the tools."""
 
     def check(self, settings: Optimize, base: Any) -> None:
-        """Find out what can't work before anything is loaded.
-
-        Raises:
-            QuantizationFailed, ConfigError
-        """
+        """Find out what can't work before anything is loaded. Raises: QuantizationFailed, ConfigError."""
 
     def quantize(self, settings: Optimize, base: Any, target: Path) -> Peak:
         """Write all files of the variant but ``Base.carried`` to the empty directory *target*.
@@ -58,10 +54,7 @@ class Quantizer(Protocol):
 
     def verify(self, base: Any, directory: Path, parameters: Mapping[str, Any]) -> int:
         """Check the weights in *directory*, made with these *parameters*. Returns the bits per quantized weight.
-
-        Raises:
-            ValueError, DamagedModel: a tensor is missing, or has the wrong type, shape or values.
-        """
+        Raises: ValueError, DamagedModel: a tensor is missing, or has the wrong type, shape or values."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +96,6 @@ FORMATS: Final[Mapping[str, Format]] = Formats(
     }
 )
 """Where the record of each format stands, as ``module:name``."""
-
 
 FAILURES: Final[Mapping[str, Mapping[str, str]]] = json.loads(Path(__file__).with_name("failures.json").read_bytes())
 """What failed when a small model of each family was made and served (``make models``), by what was tried and

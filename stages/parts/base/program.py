@@ -44,7 +44,6 @@ TERMINATION_BYTES: Final = 4096
 
 Result = Literal["done", "reused", "failed", "left out", "not tried"]
 
-
 SECRET: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|USAGE_URL|(API|ACCESS|SIGNING)_?KEY)$")
 """Names of environment variables that hold a secret."""
 

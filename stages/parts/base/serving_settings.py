@@ -21,10 +21,8 @@ Parser = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,62}$")]
 """The name of a directory and, for clients, of a model."""
 
-
 HostPort = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[\w.-]+):([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3})$")]
 RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
-
 
 EngineVersion = Annotated[str, Field(pattern=r"^\d+(\.\d+)+[a-z0-9.]*$", max_length=32)]
 """A version of vLLM, as the package index has it."""

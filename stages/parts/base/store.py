@@ -49,10 +49,8 @@ def directory_name(model: str) -> str:
     two models never share a directory."""
     parts = model.split("/")
     if len(parts) > 2 or not all(NAME.match(part) for part in parts):
-        raise InvalidName(
-            f"{model!r} is not a model's name",
-            hint="use 'org/name' or 'name' as on the Hub, or a path to a local directory such as ./my-model",
-        )
+        hint = "use 'org/name' or 'name' as on the Hub, or a path to a local directory such as ./my-model"
+        raise InvalidName(f"{model!r} is not a model's name", hint=hint)
     return "--".join(parts)
 
 
@@ -61,10 +59,8 @@ def safe_relative(path: str) -> PurePosixPath:
     empty, or contains ``..``, a backslash or a control character."""
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or not path.isprintable():
-        raise InvalidName(
-            f"the repository contains a file with an unsafe name: {path!r}",
-            hint="the file could be written outside the store, so nothing of this model is downloaded",
-        )
+        hint = "the file could be written outside the store, so nothing of this model is downloaded"
+        raise InvalidName(f"the repository contains a file with an unsafe name: {path!r}", hint=hint)
     return pure
 
 
@@ -159,10 +155,8 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NotEnoughSpace(
-                f"no space left on the volume of {where}",
-                hint="free some space, or remove what is old (slipway store prune --others); nothing was changed",
-            ) from error
+            hint = "free some space, or remove what is old (slipway store prune --others); nothing was changed"
+            raise NotEnoughSpace(f"no space left on the volume of {where}", hint=hint) from error
         raise
 
 
@@ -182,6 +176,19 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
             say(f"waiting: {what} is in use by another process")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def holder(lock: Path) -> int | None:
+    """Find the process that holds a lock, by the id that it has written there: 0 if it wrote none. None if nobody holds
+    it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), lock.open() as file:
+        try:
+            # A shared lock: two readers at a time must not take each other for the holder.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read()
+            return int(text) if text.isdigit() else 0
+    return None
 
 
 @dataclass(frozen=True)

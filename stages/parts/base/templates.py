@@ -13,7 +13,6 @@ import yaml
 if TYPE_CHECKING:
     import jinja2
 
-
 REFUSED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """What JSON may have as it is, and YAML refuses or takes for the end of a line."""
 

@@ -100,12 +100,10 @@ def lost(error: Exception, address: str) -> SlipwayError:
     import urllib3
 
     if isinstance(error, urllib3.exceptions.SSLError):
-        return AccessDenied(
-            f"the certificate of {address} is not trusted: {error}", hint="check the CA in the kubeconfig"
-        )
-    return Unanswered(
-        f"{address} does not answer: {type(error).__name__}", hint="check the kubeconfig, the network and the VPN"
-    )
+        hint = "check the CA in the kubeconfig"
+        return AccessDenied(f"the certificate of {address} is not trusted: {error}", hint=hint)
+    hint = "check the kubeconfig, the network and the VPN"
+    return Unanswered(f"{address} does not answer: {type(error).__name__}", hint=hint)
 
 
 class Cluster:
@@ -129,10 +127,8 @@ class Cluster:
             return self._kinds[api_version][name]
         except KeyError:
             group = api_version.rpartition("/")[0]
-            raise NotInstalled(
-                f"the cluster {self.address} has no kind {name} of {api_version}",
-                hint=f"install {PROVIDERS[group]}" if group in PROVIDERS else "",
-            ) from None
+            hint = f"install {PROVIDERS[group]}" if group in PROVIDERS else ""
+            raise NotInstalled(f"the cluster {self.address} has no kind {name} of {api_version}", hint=hint) from None
 
     def require(self, kind: Kind) -> None:
         """Raise NotInstalled, with what to install, if the cluster does not have this kind of objects."""
@@ -196,14 +192,12 @@ class Cluster:
         query = None if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
         self.request("DELETE", kind.path(namespace or self.namespace, name), query=query)
 
-    def watch(
-        self, kind: Kind, version: str, namespace: str | None = None, *, fields: str = "", labels: str = ""
-    ) -> Iterator[tuple[str, Object]]:
+    def watch(self, kind: Kind, version: str, *, fields: str) -> Iterator[tuple[str, Object]]:
         """Yield changes since *version*, including ('BOOKMARK', …), until the server ends the watch. Raises Expired if
         *version* is too old, ClusterUnavailable if the connection was lost, or the server is overloaded."""
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        query |= {"fieldSelector": fields, "labelSelector": labels, "timeoutSeconds": str(WATCH_S)}
-        for line in self.lines(kind.path(namespace or self.namespace), query):
+        query |= {"fieldSelector": fields, "timeoutSeconds": str(WATCH_S)}
+        for line in self.lines(kind.path(self.namespace), query):
             event = json.loads(line)
             if event["type"] == "ERROR":
                 raise refusal(event["object"].get("code", 500), event["object"], self.address)

@@ -7,7 +7,6 @@ left by a process that is gone is not mistaken for an endpoint.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ import psutil
 from stages.parts.base import program
 from stages.parts.base.errors import Busy, NothingToServe, PortInUse, ServerFailed
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, Record, exclusive
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, Record, exclusive, holder
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.records.rollout import LOCAL, read_journal
@@ -227,22 +226,8 @@ def stop(store: ModelStore) -> bool:
 
 
 def supervisor(store: ModelStore) -> int | None:
-    """Find the process that holds the endpoint's lock; None if none does."""
-    return holder(store.lock(LOCK))
-
-
-def holder(lock: Path) -> int | None:
-    """Find the process that holds a lock and has written its id into it; None if none does."""
-    try:
-        with lock.open() as file:
-            # A shared lock: two readers at a time must not take each other for the supervisor.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except BlockingIOError:
-        text = lock.read_text()
-        return int(text) if text.isdigit() else None
-    return None
+    """Find the process that holds the endpoint's lock and has written its id there; None if none does."""
+    return holder(store.lock(LOCK)) or None
 
 
 @contextlib.contextmanager

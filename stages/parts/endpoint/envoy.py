@@ -98,9 +98,7 @@ class Admin:
 class Proxy:
     """An Envoy process that listens, and the thread that decides for it who may ask."""
 
-    def __init__(
-        self, folder: Path, process: Contained, door: threading.Thread, log: Path, tls: Tls | None = None
-    ) -> None:
+    def __init__(self, folder: Path, process: Contained, door: threading.Thread, log: Path, tls: Tls | None) -> None:
         self.admin = Admin(folder)
         self._folder, self._process, self._door, self._log = folder, process, door, log
         self._tls, self._tls_version = tls, tls.version() if tls else ""

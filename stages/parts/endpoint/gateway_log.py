@@ -7,16 +7,15 @@ import contextlib
 import signal
 import sys
 import threading
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import ConfigError, SlipwayError
 from stages.parts.base.log import say
-from stages.parts.endpoint.access_log import LoggedRequest, Reading, files, leave
+from stages.parts.endpoint.access_log import LoggedRequest, files, leave
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
-from stages.parts.endpoint.metering import REOPEN, import_lines, keep_importing
+from stages.parts.endpoint.metering import REOPEN, import_lines, keep_importing, reading_of
 from stages.parts.vllm.client import http, read_metrics
 from stages.parts.vllm.prometheus import read_start, read_tokens
 
@@ -67,15 +66,7 @@ class GatewayServers:
             before = self._last.get(server, [])
             if before != [tokens, tokens]:
                 release = self._releases.setdefault(server, self._in_use.get(address, ""))
-                reading = Reading(
-                    server=server,
-                    at=time.time(),
-                    model=model,
-                    release=release,
-                    prompt_tokens=tokens[0],
-                    output_tokens=tokens[1],
-                )
-                leave(self._folder, reading)
+                leave(self._folder, reading_of(server, model, release, tokens))
                 self._last[server] = [*before[-1:], tokens]
             return True
         return False

@@ -33,6 +33,14 @@ REOPEN: Final = "/reopen_logs"
 """Where Envoy's administration interface is asked to open another file."""
 
 
+def reading_of(server: str, model: str, release: str, tokens: tuple[int, int]) -> Reading:
+    """Say what a server has counted until now."""
+    prompt, output = tokens
+    return Reading(
+        server=server, at=time.time(), model=model, release=release, prompt_tokens=prompt, output_tokens=output
+    )
+
+
 class Meter:
     """Leaves in *folder* what one start of a server has counted. What it counts until the first reading is our own: the
     completion that shows that it is up."""
@@ -47,14 +55,7 @@ class Meter:
             tokens = read_tokens(read_metrics(self._url, self._release))
             if tokens == self._last:
                 return
-            reading = Reading(
-                server=socket_of(self._url),
-                at=time.time(),
-                model=self._model,
-                release=self._release,
-                prompt_tokens=tokens[0],
-                output_tokens=tokens[1],
-            )
+            reading = reading_of(socket_of(self._url), self._model, self._release, tokens)
             request = LoggedRequest(
                 id=uuid.uuid4().hex, client=OWN, path="/v1/completions", status=200, **reading.model_dump()
             )

@@ -140,9 +140,8 @@ class SupervisedServer:
             unhealthy = 0 if healthy(server.url) else unhealthy + 1
             if unhealthy >= UNHEALTHY_CHECKS:
                 server.check_alive()
-                raise ServerFailed(
-                    f"vLLM runs but failed {unhealthy} health checks in a row", hint=f"see {server.log.path}"
-                )
+                hint = f"see {server.log.path}"
+                raise ServerFailed(f"vLLM runs but failed {unhealthy} health checks in a row", hint=hint)
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):

@@ -21,17 +21,6 @@ from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
-from stages.parts.endpoint.endpoint import (
-    DRAIN_S,
-    LOG,
-    RECORD,
-    SERVERS,
-    WANTED,
-    BesideStable,
-    Endpoint,
-    Wanted,
-    api_key,
-)
 from stages.parts.endpoint.envoy import Proxy, proxying
 from stages.parts.endpoint.metering import UsageImporter
 from stages.parts.endpoint.routing import Balance, Routing, routing
@@ -56,14 +45,14 @@ def serve_foreground(store: ModelStore, serving: AskedServing, *, resume: bool =
     Raises as ``supervise``; NothingToServe if no release is published, Busy if another supervisor serves this model.
     """
     with endpoints.supervising(store):
-        former = Wanted.read(store.path / WANTED)
+        former = endpoints.Wanted.read(store.path / endpoints.WANTED)
         complete = former is not None and all((store.releases / release).is_dir() for release in former.releases())
         if former is None or not complete or not (resume or former.tried):
-            Wanted(stable=endpoints.published(store).name).write(store.path / WANTED)
+            endpoints.Wanted(stable=endpoints.published(store).name).write(store.path / endpoints.WANTED)
         try:
             supervise(store, serving)
         finally:
-            (store.path / RECORD).unlink(missing_ok=True)
+            (store.path / endpoints.RECORD).unlink(missing_ok=True)
 
 
 def supervise(store: ModelStore, serving: AskedServing) -> NoReturn:
@@ -100,7 +89,7 @@ class _Supervisor:
         self._store, self._serving, self._port = store, serving, port
         self._tls = tls_of(serving)
         self._shared = SharedProcess(store.root, serving)
-        self._door = Door(store.root, store.model, api_key())
+        self._door = Door(store.root, store.model, endpoints.api_key())
         self._balance = Balance(serving.replicas, serving.affinity, serving.request_timeout_s)
         self._servers: dict[str, list[SupervisedServer]] = {}
         self._draining: dict[str, float] = {}
@@ -111,12 +100,12 @@ class _Supervisor:
         self._proxy_failures = 0
         """In a row."""
         self._started_at = datetime.now(UTC)
-        self._reported: Endpoint | None = None
+        self._reported: endpoints.Endpoint | None = None
         self.changed = threading.Event()
 
     def converge(self) -> None:
         """Take one step towards what ``serving.json`` asks for."""
-        wanted = Wanted.read(self._store.path / WANTED)
+        wanted = endpoints.Wanted.read(self._store.path / endpoints.WANTED)
         if wanted is None:  # the endpoint is about to be stopped
             return
         for release in wanted.releases():
@@ -147,8 +136,8 @@ class _Supervisor:
             with contextlib.suppress(TransientError):
                 if self._proxy:
                     if waiting := self._proxy.in_flight():
-                        say(f"waiting at most {DRAIN_S} s for {waiting} requests to finish")
-                    self._proxy.drain(DRAIN_S)
+                        say(f"waiting at most {endpoints.DRAIN_S} s for {waiting} requests to finish")
+                    self._proxy.drain(endpoints.DRAIN_S)
         finally:
             for server in servers:
                 server.stop()
@@ -170,7 +159,7 @@ class _Supervisor:
                 log=endpoints.log_of(self._store, release, replica),
                 unix_socket=True,
                 for_clients=True,
-                drain_s=DRAIN_S,
+                drain_s=endpoints.DRAIN_S,
                 log_requests=False,
                 half=half,
                 replica=replica,
@@ -194,8 +183,8 @@ class _Supervisor:
                     (self._serving.host, self._port),
                     wanted,
                     self._door,
-                    folder=self._store.path / SERVERS,
-                    log=self._store.path / LOG,
+                    folder=self._store.path / endpoints.SERVERS,
+                    log=self._store.path / endpoints.LOG,
                     tls=self._tls,
                 )
                 self._proxy = self._proxy_stack.enter_context(proxy)
@@ -211,7 +200,7 @@ class _Supervisor:
         self._proxy_failures = 0
         return True
 
-    def _retire(self, wanted: Wanted) -> None:
+    def _retire(self, wanted: endpoints.Wanted) -> None:
         """Stop the servers that are no longer wanted, once they have answered the requests that they have."""
         for release in [server for server in self._servers if server in wanted.releases()]:
             self._draining.pop(release, None)
@@ -233,22 +222,22 @@ class _Supervisor:
         except TransientError:
             return True
 
-    def _report(self, wanted: Wanted) -> None:
-        record = Endpoint(
+    def _report(self, wanted: endpoints.Wanted) -> None:
+        record = endpoints.Endpoint(
             pid=os.getpid(),
             url=f"{'https' if self._tls else 'http'}://{reachable(self._serving.host)}:{self._port}",
             model=self._store.model,
             release=wanted.stable,
-            **wanted.model_dump(include=set(BesideStable.model_fields)),
+            **wanted.model_dump(include=set(endpoints.BesideStable.model_fields)),
             servers=tuple(server.state for servers in self._servers.values() for server in servers),
-            log=str(self._store.path / LOG),
+            log=str(self._store.path / endpoints.LOG),
             serving=self._serving.model_dump(mode="json"),
-            protected=bool(api_key()),
+            protected=bool(endpoints.api_key()),
             started_at=self._started_at,
         )
         if record == self._reported:
             return
-        record.write(self._store.path / RECORD)
+        record.write(self._store.path / endpoints.RECORD)
         if self._reported is None:
             say(f"serving {record.release} as {record.model!r} on {record.url}/v1")
             if port := self._serving.shared_port:

@@ -41,7 +41,6 @@ ON CONFLICT (file) DO UPDATE SET bytes = taken.bytes RETURNING bytes"""
 """Whoever else takes the same file waits until this transaction has ended."""
 UNREPORTED: Final = Path(__file__).with_name("unreported.sql")
 
-
 Complete: TypeAlias = Callable[[LoggedRequest], LoggedRequest]
 
 

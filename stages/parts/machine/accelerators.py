@@ -23,10 +23,7 @@ class Catalogue(Settings):
 
 def catalogue(override: Path | None = None) -> dict[str, Accelerator]:
     """Read the accelerators by name. Without *override*, the user's file is that in ``SLIPWAY_ACCELERATORS``, if any.
-
-    Raises:
-        ConfigError: the file can't be read, or has wrong fields; all of them are shown.
-    """
+    Raises: ConfigError: the file can't be read, or has wrong fields; all of them are shown."""
     if override is None and (path := os.environ.get(VARIABLE)):
         override = Path(path)
     data = read_yaml(CATALOGUE)

@@ -19,14 +19,7 @@ from scoring.names import PRODUCTION
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.store import Record, from_json
-from stages.parts.model.description import (
-    CHAT_FILES,
-    Description,
-    chat_template,
-    describe_model,
-    small_files_of,
-    text_of,
-)
+from stages.parts.model import description
 from stages.parts.model.safetensors import damaged
 
 VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
@@ -51,7 +44,7 @@ class CandidateCheckpoint(Record):
     """What of it differs from the model, but does not matter."""
 
     @classmethod
-    def of(cls, name: str, described: Description) -> Self:
+    def of(cls, name: str, described: description.Description) -> Self:
         source, commit, revision = described.model, str(described.commit), described.revision
         parameters = {"source": source, "revision": revision, "commit": commit, **described.form.parameters}
         return cls(name=name, source=source, commit=commit, parameters=parameters, note=described.note)
@@ -80,7 +73,7 @@ def names_of(candidates: Collection[str], model: str, published: str) -> dict[st
     return names
 
 
-def with_candidates(base: Description, candidates: Collection[str], model: str) -> Description:
+def with_candidates(base: description.Description, candidates: Collection[str], model: str) -> description.Description:
     """Describe *candidates* beside the model *base*, and what of each differs but does not matter.
 
     Raises:
@@ -91,14 +84,14 @@ def with_candidates(base: Description, candidates: Collection[str], model: str) 
     for name, text in names_of(candidates, model, base.form.name).items():
         source, _, revision = text.partition("@")
         try:
-            candidate = describe_model(source, revision or "main")
+            candidate = description.describe_model(source, revision or "main")
         except UnusableModel as error:
             raise UnusableModel(f"candidate {text}: {error}", hint=error.hint) from error
         described[name] = replace(candidate, note=compare(base, candidate))
     return replace(base, candidates=described)
 
 
-def compare(base: Description, candidate: Description) -> str:
+def compare(base: description.Description, candidate: description.Description) -> str:
     """Check by small files that *candidate* is the model *base* with other weights. Returns what differs but does not
     matter; empty if nothing does. Raises the errors of ``with_candidates``."""
     if differ := _different_shapes(base.config, candidate.config):
@@ -107,21 +100,19 @@ def compare(base: Description, candidate: Description) -> str:
     if vocabulary is None:
         raise another(candidate.model, "it has no tokenizer of the same kind, whose token ids could be compared")
     same = {name for name, digest in base.digests.items() if candidate.digests.get(name) == digest}
-    names = {vocabulary, *CHAT_FILES} - same
-    with small_files_of(base, names) as ours, small_files_of(candidate, names) as theirs:
+    names = {vocabulary, *description.CHAT_FILES} - same
+    with description.small_files_of(base, names) as ours, description.small_files_of(candidate, names) as theirs:
         if vocabulary in names and (differ := _different_ids(ours / vocabulary, theirs / vocabulary)):
             raise another(candidate.model, differ)
-        if chat_template(ours) != chat_template(theirs):
+        if description.chat_template(ours) != description.chat_template(theirs):
             return "its own chat template differs from the model's, which is used in its place"
     return ""
 
 
 def another(candidate: str, difference: str) -> UnusableModel:
     """Make the error for a candidate that is another model."""
-    return UnusableModel(
-        f"candidate {candidate} is another model: {difference}",
-        hint="a candidate is the same model with other weights: leave it out of --candidate and optimize.candidates",
-    )
+    hint = "a candidate is the same model with other weights: leave it out of --candidate and optimize.candidates"
+    return UnusableModel(f"candidate {candidate} is another model: {difference}", hint=hint)
 
 
 def _words(name: str) -> list[str]:
@@ -150,7 +141,7 @@ def _different_ids(ours: Path, theirs: Path) -> str:
 
 def _ids(tokenizer: Path) -> dict[str, int]:
     try:
-        content = from_json(text_of(tokenizer))
+        content = from_json(description.text_of(tokenizer))
         vocabulary = content.get("model", {}).get("vocab", {})
         if isinstance(vocabulary, list):  # Unigram: each token with its score
             vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}

@@ -101,10 +101,8 @@ def weight_files(paths: Collection[str], directory: Path) -> list[str]:
         raise damaged(f"{INDEX} names {missing[0]}{more}, which the repository does not have")
     for shard in shards:
         if "/" in shard or not shard.endswith(".safetensors"):
-            raise UnusableModel(
-                f"{INDEX} names {shard}, which is not a safetensors file in the same folder",
-                hint=unservable().no_pickles,
-            )
+            hint = unservable().no_pickles
+            raise UnusableModel(f"{INDEX} names {shard}, which is not a safetensors file in the same folder", hint=hint)
     return shards
 
 

@@ -28,10 +28,8 @@ def text_path(text: str, kind: str) -> Path:
         return texts[text]
     path = Path(text).expanduser()
     if not path.is_file():
-        raise ConfigError(
-            f"there is no {kind} text {text}",
-            hint=f"give the name of a file in configs/{kind}/, or a path to a .txt or .jsonl file",
-        )
+        hint = f"give the name of a file in configs/{kind}/, or a path to a .txt or .jsonl file"
+        raise ConfigError(f"there is no {kind} text {text}", hint=hint)
     return path
 
 
@@ -62,10 +60,7 @@ def text_digest(text: str, kind: str) -> str:
 
 def read_documents(text: str, kind: str) -> list[str]:
     """Read the documents in a file: the ``text`` fields of a .jsonl file, or texts between form feeds or blank lines.
-
-    Raises:
-        UnknownName, ConfigError: see ``text_path``; or the file is unreadable, malformed or empty.
-    """
+    Raises: UnknownName, ConfigError: see ``text_path``; or the file is unreadable, malformed or empty."""
     path = text_path(text, kind)
     with _readable(path, kind):
         content = path.read_text(encoding="utf-8")
@@ -96,7 +91,6 @@ def _text_field(where: str, line: str) -> str:
     except ValueError:
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise ConfigError(
-            f"{where} is not a JSON object with a 'text' field", hint='each line must look like {"text": "…"}'
-        )
+        hint = 'each line must look like {"text": "…"}'
+        raise ConfigError(f"{where} is not a JSON object with a 'text' field", hint=hint)
     return str(row["text"])

@@ -16,21 +16,7 @@ from typing import Any, Final
 from scoring.capacity.families import BYTES
 from stages.parts.base.errors import DamagedModel, InvalidName, ModelNotFound
 from stages.parts.base.store import ModelStore, from_json
-from stages.parts.model import hub
-from stages.parts.model.checkpoint import (
-    CONFIG,
-    INDEX,
-    SINGLE,
-    chosen,
-    content_of,
-    likely_weights,
-    parse_object,
-    read_config,
-    small_files,
-    stated,
-    weight_files,
-    weight_map,
-)
+from stages.parts.model import checkpoint, hub
 from stages.parts.model.name import ModelName
 from stages.parts.model.published import PublishedFormat, format_of
 from stages.parts.model.safetensors import read_headers
@@ -94,8 +80,8 @@ def describe_model(source: str, revision: str) -> Description:
     if name.directory:
         return describe_directory(name.directory, source)
     listing = hub.describe(name.id, revision)
-    config = read_config(listing.paths, partial(hub.read_small, name.id, listing.commit))
-    weights = likely_weights(listing.paths)
+    config = checkpoint.read_config(listing.paths, partial(hub.read_small, name.id, listing.commit))
+    weights = checkpoint.likely_weights(listing.paths)
     count, tensors = _tensors(name.id, listing.commit, listing.paths, config)
     return Description(
         name.id,
@@ -118,7 +104,7 @@ def describe_commit(store: ModelStore, source: str, commit: str) -> Description:
 
 
 @contextlib.contextmanager
-def small_files_of(described: Description, names: Collection[str] = (CONFIG, *CHAT_FILES)) -> Iterator[Path]:
+def small_files_of(described: Description, names: Collection[str] = (checkpoint.CONFIG, *CHAT_FILES)) -> Iterator[Path]:
     """Find a directory that has files of a model, by default its configuration and chat templates: the store's or the
     model's own, or one that is filled from the Hub and removed afterwards. Raises the errors of ``describe_model``."""
     if described.commit is None:
@@ -142,7 +128,7 @@ def chat_template(directory: Path) -> str:
 def text_of(path: Path) -> str:
     """Read a file; empty if it can't be read as text."""
     with contextlib.suppress(OSError, UnicodeDecodeError, DamagedModel):
-        return content_of(path).decode()
+        return checkpoint.content_of(path).decode()
     return ""
 
 
@@ -152,11 +138,11 @@ def tensor_shapes(described: Description, base: Path | None = None) -> dict[str,
     model, commit = described.model, described.commit
     if commit is None:
         directory = ModelName.parse(model).directory or base or Path(model)
-        files = weight_files(local_sizes(directory), directory)
+        files = checkpoint.weight_files(local_sizes(directory), directory)
         return {name: tensor.shape for name, tensor in read_headers(directory / path for path in files).items()}
-    files = [SINGLE]
-    if SINGLE not in hub.describe(model, commit).paths:
-        files = sorted(set(weight_map(hub.read_small(model, commit, INDEX)).values()))
+    files = [checkpoint.SINGLE]
+    if checkpoint.SINGLE not in hub.describe(model, commit).paths:
+        files = sorted(set(checkpoint.weight_map(hub.read_small(model, commit, checkpoint.INDEX)).values()))
     with ThreadPoolExecutor(REQUESTS) as pool:
         headers = pool.map(lambda path: hub.read_tensors(model, commit, path), files)
         return {tensor.name: tensor.shape for header in headers for tensor in header}
@@ -169,8 +155,8 @@ def describe_directory(directory: Path, source: str) -> Description:
     if not directory.is_dir():
         raise ModelNotFound(f"there is no directory {source}", hint="a name without './' or '/' is one on the Hub")
     paths = local_sizes(directory)
-    config = read_config(paths, lambda name: content_of(directory / name))
-    files = weight_files(paths, directory)
+    config = checkpoint.read_config(paths, lambda name: checkpoint.content_of(directory / name))
+    files = checkpoint.weight_files(paths, directory)
     tensors = read_headers(directory / path for path in files)
     size = sum(paths[path] for path in files)
     count = sum(map(format_of(config).count, tensors.values()))
@@ -180,10 +166,10 @@ def describe_directory(directory: Path, source: str) -> Description:
 def _tensors(
     model: str, commit: str, paths: Collection[str], config: Mapping[str, Any]
 ) -> tuple[int | None, frozenset[str]]:
-    if SINGLE in paths:  # an index beside it is left over
-        tensors = hub.read_tensors(model, commit, SINGLE)
+    if checkpoint.SINGLE in paths:  # an index beside it is left over
+        tensors = hub.read_tensors(model, commit, checkpoint.SINGLE)
         return sum(map(format_of(config).count, tensors)), frozenset(tensor.name for tensor in tensors)
-    index = parse_object(hub.read_small(model, commit, INDEX), INDEX)
+    index = checkpoint.parse_object(hub.read_small(model, commit, checkpoint.INDEX), checkpoint.INDEX)
     metadata, names = (index.get(field) for field in ("metadata", "weight_map"))
     count = _count(metadata if isinstance(metadata, dict) else {}, config)
     return count, frozenset(names) if isinstance(names, dict) else frozenset()
@@ -194,14 +180,14 @@ def _count(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> int | None
         return None
     if isinstance(count := metadata.get("total_parameters"), int):
         return count
-    size, value_bytes = metadata.get("total_size"), BYTES.get(str(stated(config, "dtype", "torch_dtype")))
+    size, value_bytes = metadata.get("total_size"), BYTES.get(str(checkpoint.stated(config, "dtype", "torch_dtype")))
     return size // value_bytes if value_bytes and isinstance(size, int) else None
 
 
 def local_commit(directory: Path) -> str:
     """Compute a commit name for the files of *directory* that serving needs; it changes when any of them changes."""
     paths = local_sizes(directory)
-    names = chosen(small_files(paths), weight_files(paths, directory))
+    names = checkpoint.chosen(checkpoint.small_files(paths), checkpoint.weight_files(paths, directory))
     return commit_name(files_digest(tuple(File.of(directory, name) for name in names)))
 
 

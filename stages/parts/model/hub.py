@@ -166,15 +166,13 @@ def dataset_file(file: DatasetFile) -> Path:
     try:
         return Path(hf_hub_download(file.dataset, file.path, repo_type="dataset", revision=file.commit))
     except hub.LocalEntryNotFoundError as error:
-        raise HubUnavailable(
-            f"{_host()} can't be reached, and {name} is not in the cache", hint="check the network and HF_ENDPOINT"
-        ) from error
+        hint = "check the network and HF_ENDPOINT"
+        raise HubUnavailable(f"{_host()} can't be reached, and {name} is not in the cache", hint=hint) from error
     except hub.HfHubHTTPError as error:
         status = error.response.status_code
         kind = HubUnavailable if status in (408, 429) or status >= 500 else PermanentError
-        raise kind(
-            f"{_host()} does not give {name} ({status})", hint="check HF_ENDPOINT: a mirror may lack it"
-        ) from error
+        hint = "check HF_ENDPOINT: a mirror may lack it"
+        raise kind(f"{_host()} does not give {name} ({status})", hint=hint) from error
 
 
 def read_tensors(model: str, commit: str, path: str) -> list[Tensor]:
@@ -214,15 +212,11 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
             partial.truncate(0)  # it is longer than the Hub's file, so it is not the beginning of that file
         raise _answered(error, model, revision, path) from error
     except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
-        raise HubUnavailable(
-            f"{_host()} can't be reached: {str(error) or type(error).__name__}",
-            hint="check the network, the proxy variables and HF_ENDPOINT; the downloaded part is kept",
-        ) from error
+        hint = "check the network, the proxy variables and HF_ENDPOINT; the downloaded part is kept"
+        raise HubUnavailable(f"{_host()} can't be reached: {str(error) or type(error).__name__}", hint=hint) from error
     except json.JSONDecodeError as error:
-        raise HubUnavailable(
-            f"{_host()} did not answer as a Hub does",
-            hint="check HF_ENDPOINT, and whether a proxy or a login page answers instead",
-        ) from error
+        hint = "check HF_ENDPOINT, and whether a proxy or a login page answers instead"
+        raise HubUnavailable(f"{_host()} did not answer as a Hub does", hint=hint) from error
 
 
 def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> SlipwayError:
@@ -233,9 +227,8 @@ def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> Sl
     status, page, has_token = error.response.status_code, f"{endpoint()}/{model}", get_token() is not None
     if isinstance(error, hub.GatedRepoError):
         token = "with the account of your HF_TOKEN" if has_token else "and set HF_TOKEN to a token of your account"
-        return AccessDenied(
-            f"{model} is gated: its license must be accepted first", hint=f"accept it at {page} {token}"
-        )
+        hint = f"accept it at {page} {token}"
+        return AccessDenied(f"{model} is gated: its license must be accepted first", hint=hint)
     if isinstance(error, hub.RevisionNotFoundError):
         return RevisionNotFound(f"{model} has no revision {revision!r}", hint=f"for its branches see {page}/tree/main")
     if isinstance(error, hub.EntryNotFoundError):

@@ -24,10 +24,8 @@ class ModelName:
     @classmethod
     def parse(cls, source: str) -> Self:
         """Parse a path, which begins with ``/``, ``./``, ``../`` or ``~`` or is ``.`` or ``..``, or else a Hub name.
-
-        Raises:
-            InvalidName: *source* is not a valid Hub name, or it is a path whose last part can't be a model's name.
-        """
+        Raises: InvalidName: *source* is not a valid Hub name, or it is a path whose last part can't be a model's
+        name."""
         if not (source.startswith(("/", "./", "../", "~")) or source in (".", "..")):
             directory_name(source)
             return cls(source, source, None)

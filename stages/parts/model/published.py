@@ -159,10 +159,7 @@ def preset_configuration(scheme: str, ignore: Collection[str] = (), group_size: 
 
 def format_of(config: Config, paths: Collection[str] = ()) -> PublishedFormat:
     """Recognize the format of a model by its config.json. *paths* are all files of the repository, if they are known.
-
-    Raises:
-        UnusableModel: the model is quantized in a way that can't be served; the message names it.
-    """
+    Raises: UnusableModel: the model is quantized in a way that can't be served; the message names it."""
     quantization = quantization_of(config)
     if quantization is None:
         if older := [name for name in ELSEWHERE if name in paths]:

@@ -70,11 +70,8 @@ class Tensor:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file by name.
-
-    Raises:
-        DamagedModel: the header does not parse, or contradicts itself or the file's size; the message names the file.
-    """
+    """Read the tensors of a safetensors file by name. Raises: DamagedModel: the header does not parse, or contradicts
+    itself or the file's size; the message names the file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -12,23 +12,14 @@ from stages.parts.base.store import ModelStore, Record, files_in, from_json
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import under_way
 from stages.parts.records.variant import VARIANT, Variant
-from stages.parts.releases.release import (
-    METRICS,
-    OneMove,
-    Split,
-    candidate,
-    current_release,
-    headline,
-    history,
-    numbered,
-)
+from stages.parts.releases import release as releases
 from stages.parts.releases.signing import signer_of
 
 ReleaseState = Literal["production", "canary", "candidate", "standby", "rolled back", "kept", "earlier"]
 """kept: no client got it yet, because it was not shown to be better than what is in production."""
 
 
-class MoveSummary(OneMove):
+class MoveSummary(releases.OneMove):
     """One move between releases, as it is listed."""
 
     seconds: float
@@ -65,38 +56,38 @@ class ReleaseSummary(Record):
     """The moves to it, the newest first."""
 
 
-def catalogue(store: ModelStore, split: Split | None = None) -> list[ReleaseSummary]:
+def catalogue(store: ModelStore, split: releases.Split | None = None) -> list[ReleaseSummary]:
     """List all releases, the newest first; *split* is what the platform serves, if anything."""
     moves = summarized_moves(store)
     last = {move.release: move.result for move in reversed(moves)}
-    split, journal = split or Split(stable=None), under_way(store)
+    split, journal = split or releases.Split(stable=None), under_way(store)
 
     def state(name: str) -> ReleaseState:
-        if name == current_release(store):
+        if name == releases.current_release(store):
             return "production"
         if name == split.canary or (journal and name == journal.release):
             return "canary"
-        if name == candidate(store):
+        if name == releases.candidate(store):
             return "candidate"
         if name == split.standby:
             return "standby"
-        if name not in last and name > (current_release(store) or name):
+        if name not in last and name > (releases.current_release(store) or name):
             return "kept"
         return "rolled back" if last.get(name) == "rolled back" else "earlier"
 
     return [
         _release(store, number, name, state(name), tuple(move for move in moves if move.release == name))
-        for number, name in sorted(numbered(store).items(), reverse=True)
+        for number, name in sorted(releases.numbered(store).items(), reverse=True)
     ]
 
 
 def summarized_moves(store: ModelStore) -> list[MoveSummary]:
     """List all moves, the newest first, including those of releases that were removed."""
     moves = []
-    for move in reversed(history(store)):
+    for move in reversed(releases.history(store)):
         last = move.analyses[-1] if move.analyses else None
         summary = MoveSummary(
-            **{name: getattr(move, name) for name in OneMove.model_fields},
+            **{name: getattr(move, name) for name in releases.OneMove.model_fields},
             seconds=round((move.ended_at - move.started_at).total_seconds(), 1),
             percent=100 if move.result == "promoted" else int(last["percent"]) if last else 0,
             analysis=last,
@@ -111,10 +102,10 @@ def _release(
     folder = store.releases / name
     decision: dict[str, Any] = {}  # as plain data: another version may have written other fields
     with contextlib.suppress(OSError, ValueError):
-        written = from_json((folder / METRICS).read_text(encoding="utf-8"))
+        written = from_json((folder / releases.METRICS).read_text(encoding="utf-8"))
         decision = written if isinstance(written, dict) else {}
     variant = Variant.read_if_intact(folder / VARIANT)
-    scores = {candidate.get("variant"): candidate.get("score") for candidate in decision.get("candidates", [])}
+    scores = {each.get("variant"): each.get("score") for each in decision.get("candidates", [])}
     decided = decision.get("decided_at")
     made = datetime.fromisoformat(decided) if decided else datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     return ReleaseSummary(
@@ -125,7 +116,7 @@ def _release(
         engine=" ".join(filter(None, map(decision.get("engine", {}).get, ("name", "version")))),
         adapters=tuple(adapters_in(folder)),
         score=scores.get(decision.get("winner")),
-        outcome=headline(store, name),
+        outcome=releases.headline(store, name),
         reason=str(decision.get("reason", "")),
         made_at=made,
         size_bytes=bytes_of([folder])[0],

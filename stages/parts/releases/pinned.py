@@ -132,10 +132,8 @@ def requalification(store: ModelStore, engine: EngineSettings, arguments: tuple[
     measured, here = _of_production(store), installed_version("vllm").partition("+")[0]
     version, served = engine.version or here, measured.engine_version or here
     if version == served and not engine.arguments:
-        raise ConfigError(
-            f"{release} is served by vLLM {version} already: there is nothing to compare",
-            hint="name another version: --set engine.version=…; other hardware is noticed by slipway run",
-        )
+        hint = "name another version: --set engine.version=…; other hardware is noticed by slipway run"
+        raise ConfigError(f"{release} is served by vLLM {version} already: there is nothing to compare", hint=hint)
     for each in (served, version):
         engine_of(each).python()
     changes = measured.recipe.changes if measured.recipe else {}

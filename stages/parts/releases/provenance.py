@@ -45,11 +45,7 @@ def write_origin(
     records = {path.relative_to(work).as_posix(): path for path in sorted(work.rglob("*.json"))}
     build = {
         "buildType": "urn:slipway:release:v1",
-        "externalParameters": {
-            "model": decision.model,
-            "profile": decision.profile,
-            "workload": decision.workload,
-        },
+        "externalParameters": {"model": decision.model, "profile": decision.profile, "workload": decision.workload},
         "internalParameters": {"variant": decision.winner, "method": variant.method, **made},
         "resolvedDependencies": sources,
     }

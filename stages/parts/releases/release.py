@@ -151,9 +151,8 @@ def settle(store: ModelStore, release: str, place: Place) -> None:
         withdraw_candidate(store)
         return
     swap_link(store.path / CANDIDATE, Path("releases") / release)
-    if place == "candidate":
-        return
-    promote_at_once(store, "publish", release, user(), "published while nothing was served")
+    if place != "candidate":
+        promote_at_once(store, "publish", release, user(), "published while nothing was served")
 
 
 def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, reason: str) -> None:
@@ -222,11 +221,9 @@ def decisions(store: ModelStore) -> list[Production]:
 
 def headline(store: ModelStore, release: str) -> str:
     """Say by which outcome a release was chosen, in a few words; empty if its decision is missing or damaged."""
-    try:
-        decision = Production.model_validate_json(_reasons(store, release) or "")
-    except ValidationError:
-        return ""
-    return decision.headline
+    with contextlib.suppress(ValidationError):
+        return Production.model_validate_json(_reasons(store, release) or "").headline
+    return ""
 
 
 def release_name(store: ModelStore, variant: str, digest: str, alike: Callable[[str], bool] = lambda _: True) -> str:

@@ -33,11 +33,8 @@ def sign_if_asked(release: Path) -> None:
 
 
 def sign(release: Path, private_key: str | Path) -> None:
-    """Sign all files of a release; an earlier signature is replaced. Reads every byte.
-
-    Raises:
-        ConfigError: the key can't be used.
-    """
+    """Sign all files of a release; an earlier signature is replaced. Reads every byte. Raises: ConfigError: the key
+    can't be used."""
     from model_signing import signing
 
     work = release.parent / f".{SIGNATURE}.{uuid.uuid4().hex}"  # not in the release, where it would be signed

@@ -202,9 +202,7 @@ def answer_growths(samples: Mapping[str, Samples], reference: str) -> dict[str, 
 def divergences(samples: Mapping[str, Samples], reference: str) -> dict[str, Divergence]:
     """Compute the divergence of every variant from the *reference*, without variants that were measured on another
     text. Raise DamagedModel if the samples are not distributions."""
-    documents = {
-        name: sorted(sample.held_out, key=lambda document: document.document) for name, sample in samples.items()
-    }
+    documents = {name: sorted(sample.held_out, key=lambda each: each.document) for name, sample in samples.items()}
     computed: dict[str, Divergence] = {}
     if not (ours := documents.pop(reference, None)):
         return computed
@@ -288,9 +286,7 @@ def items_of(samples: Samples, *, hashed: bool) -> dict[str, Items]:
 
 
 def _items(items: list[Item], *, hashed: bool) -> Items:
-    names = tuple(
-        " ".join(map(str, (item.subtask, item.doc_id, *([item.doc_hash] if hashed else [])))) for item in items
-    )
+    names = tuple(" ".join(map(str, (one.subtask, one.doc_id, *([one.doc_hash] if hashed else [])))) for one in items)
     clusters = None
     if any(item.cluster for item in items):
         clusters = tuple(item.cluster or name for item, name in zip(items, names, strict=True))

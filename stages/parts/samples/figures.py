@@ -61,8 +61,7 @@ def prompt_tokens_per_s(runs: Iterable[LoadSamples]) -> float | None:
     """Compute the tokens of prompts per second of the time in which any prompt waited or was being read, in the run in
     which they were the most; None without requests. That is how fast waiting prompts become fewer, while answers are
     generated beside. It is rather too low: what does not depend on a prompt's length takes time, too, and at the
-    beginning of a run requests are being read that do not count.
-    """
+    beginning of a run requests are being read that do not count."""
     return max((_read_per_s(run.requests) for run in runs if run.requests), default=None)
 
 
@@ -100,10 +99,7 @@ def _by_ranks(ordered: Sequence[float], share: float) -> tuple[float, float]:
 
 def goodput_of(rounds: Sequence[LoadSamples], ttft_ms: float, tpot_ms: float) -> Goodput:
     """Count the requests that met the targets (Zhong et al., DistServe, 2024); rates are the mean over rounds."""
-    good = [
-        (run.run.duration_s, [request for request in run.requests if within(request, ttft_ms, tpot_ms)])
-        for run in rounds
-    ]
+    good = [(run.run.duration_s, [each for each in run.requests if within(each, ttft_ms, tpot_ms)]) for run in rounds]
     return Goodput(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,

@@ -198,11 +198,7 @@ class Samples(StartLoad):
 
 
 def write_samples(path: Path, evaluation: str, samples: Samples) -> str:
-    """Write the samples of the evaluation with this key.
-
-    Returns:
-        The file's sha256.
-    """
+    """Write the samples of the evaluation with this key. Returns the file's sha256."""
     lines = (Head(evaluation=evaluation), *samples.lines())
     write_text(path, "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines))
     return sha256_of(path)
@@ -279,11 +275,8 @@ def export_answers(store: ModelStore) -> str:
 
 
 def import_answers(root: Path, text: str) -> list[KeptAnswers]:
-    """Keep the answers that ``export_answers`` wrote in the store at *root*.
-
-    Raises:
-        ConfigError: the text is something else, or was changed; what precedes the mistake is kept.
-    """
+    """Keep the answers that ``export_answers`` wrote in the store at *root*. Raises: ConfigError: the text is something
+    else, or was changed; what precedes the mistake is kept."""
     imported = []
     for record, lines in _divided(text):
         try:
@@ -294,9 +287,8 @@ def import_answers(root: Path, text: str) -> list[KeptAnswers]:
             write_text(samples, lines)
             read_answers(samples, answers.key)
         except (ValidationError, DamagedModel) as error:
-            raise ConfigError(
-                "these are no answers of a reference", hint="write the file with: slipway samples export MODEL"
-            ) from error
+            hint = "write the file with: slipway samples export MODEL"
+            raise ConfigError("these are no answers of a reference", hint=hint) from error
         answers.write(path)
         imported.append(answers)
     return imported

@@ -58,10 +58,8 @@ def check_room(directory: Path, settings: Serving) -> None:
     if variant is None or fitted is None:
         _check_weights(directory, settings)
     elif reasons := certain_reasons(fitted, variant.settings):
-        raise ConfigError(
-            f"it does not fit on {settings.tensor_parallel_size} GPU(s): {'; '.join(reasons)}",
-            hint=_hint(variant.fewest(), variant.gpus),
-        )
+        hint = _hint(variant.fewest(), variant.gpus)
+        raise ConfigError(f"it does not fit on {settings.tensor_parallel_size} GPU(s): {'; '.join(reasons)}", hint=hint)
 
 
 def _placed(directory: Path, settings: Serving) -> PlacedVariant | None:

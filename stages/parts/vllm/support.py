@@ -35,7 +35,6 @@ OWN_ACTIVATIONS: Final = {"gpt_oss": "swigluoai"}
 LAYERS: Final = {"attention": "model.layers.1.self_attn.o_proj", "mlp": "model.layers.1.mlp.down_proj"}
 """The name of a layer of each kind, which may be among those that a checkpoint keeps in 16 bits."""
 
-
 VLLM_KERNELS: Final = "vllm.model_executor.kernels.linear."
 
 
@@ -294,10 +293,8 @@ def refuse_unserved(adapters: Mapping[str, Adapter], architectures: list[str]) -
     configs = {name: dict(adapter.config) for name, adapter in adapters.items()}
     key = digest_of([architectures, configs])
     for name, why in asked_once(f"lora-{key}", lambda: _unserved(configs, architectures)).items():
-        raise UnusableModel(
-            f"vLLM can't serve the adapter {name} ({adapters[name].source}): {why}",
-            hint="take it out of serving.adapters, or merge it into the model",
-        )
+        hint = "take it out of serving.adapters, or merge it into the model"
+        raise UnusableModel(f"vLLM can't serve the adapter {name} ({adapters[name].source}): {why}", hint=hint)
 
 
 def _unserved(configs: Mapping[str, dict[str, Any]], architectures: list[str]) -> dict[str, str]:

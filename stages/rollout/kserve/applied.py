@@ -85,10 +85,8 @@ class AppliedObjects:
                 message = f"somebody else changed {kind.name} {body['metadata']['name']}: {error}"
                 if back:
                     raise TransientError(message, hint="try again") from error
-                raise Conflict(
-                    message,
-                    hint="to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again",
-                ) from error
+                hint = "to see who: kubectl get -o yaml --show-managed-fields; then start the rollout again"
+                raise Conflict(message, hint=hint) from error
 
     def apply_budget(self) -> None:
         self.cluster.apply(BUDGETS, disruption_budget(self.endpoint), force=True)
@@ -101,10 +99,8 @@ class AppliedObjects:
         """Wait until nothing is *lacking* any more for a *change* to be in force, for at most ``in_force_s``."""
         limit_s = self.endpoint.settings.in_force_s
         if why := still_lacking(lacking, limit_s):
-            raise TransientError(
-                f"{change} was not in force within {limit_s} s: {why}",
-                hint=f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute",
-            )
+            hint = f"kubectl -n {self.endpoint.namespace} describe isvc,llmisvc,httproute"
+            raise TransientError(f"{change} was not in force within {limit_s} s: {why}", hint=hint)
 
     def service_url(self, name: str) -> str:
         """Find the base URL of a Service. A Service without a cluster IP is reached at its pods' port."""

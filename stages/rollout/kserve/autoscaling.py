@@ -52,9 +52,8 @@ def check_scaling(scaler: Scaler, scaling: Scaling, mode: str) -> None:
         )
     if scaling.schedule and (own or scaler.name != "KEDA"):
         why = f"{own} has none" if own else scaler.lacking or "only KEDA has them"
-        raise ConfigError(
-            f"kserve.scaling.schedule: {why}", hint="floors by the time of the week need KEDA and Prometheus"
-        )
+        hint = "floors by the time of the week need KEDA and Prometheus"
+        raise ConfigError(f"kserve.scaling.schedule: {why}", hint=hint)
     if own and scaling.metric != "concurrency":
         raise ConfigError(f"kserve.scaling.metric: {own} does not scale by {scaling.metric}", hint="concurrency")
     if scaler.name == "HorizontalPodAutoscaler":
@@ -192,17 +191,13 @@ class Autoscalers:
 
     def replicas(self, release: str, deployment: str) -> Replicas:
         if not self._scaler.name:
-            raise ConfigError(
-                f"nothing scales {release}: {self._scaler.lacking}",
-                hint="KEDA, and a Prometheus with manifests/monitoring; slipway install, then slipway rollout start",
-            )
+            hint = "KEDA, and a Prometheus with manifests/monitoring; slipway install, then slipway rollout start"
+            raise ConfigError(f"nothing scales {release}: {self._scaler.lacking}", hint=hint)
         scaled = self.find(deployment)
         if scaled is None:
             self._cluster.require(SCALED_OBJECTS)
-            raise ConfigError(
-                f"nothing scales {release}: there is no {self._scaler.name} of {deployment}",
-                hint=f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now",
-            )
+            hint = f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now"
+            raise ConfigError(f"nothing scales {release}: there is no {self._scaler.name} of {deployment}", hint=hint)
         spec, annotations = scaled["spec"], scaled["metadata"].get("annotations", {})
         least, most = (spec.get(f"{bound}ReplicaCount", spec.get(f"{bound}Replicas")) for bound in ("min", "max"))
         in_flight = int(annotations.get(CONCURRENCY) or concurrency_of(self._endpoint, release))

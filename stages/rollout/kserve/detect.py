@@ -146,10 +146,8 @@ def kept_mode(cluster: Cluster, model: str, mode_set: str, namespace: str | None
         )
     mode = next(iter(modes), None)
     if mode and mode_set not in (AUTO, mode):
-        raise Conflict(
-            f"{model} is served in mode {mode}, and kserve.mode says {mode_set}",
-            hint=f"set kserve.mode to auto or {mode}; {MOVE}",
-        )
+        hint = f"set kserve.mode to auto or {mode}; {MOVE}"
+        raise Conflict(f"{model} is served in mode {mode}, and kserve.mode says {mode_set}", hint=hint)
     return mode
 
 

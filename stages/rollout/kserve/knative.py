@@ -149,10 +149,8 @@ class KnativeTarget(OneServiceTarget):
         self._hand_over(str(stable))
 
     def replicas(self, release: str) -> Replicas:
-        latest = self.service()["spec"]["predictor"]
-        return Replicas(
-            *self.pods.running(release), latest["minReplicas"], latest["maxReplicas"], int(latest["scaleTarget"])
-        )
+        spec = self.service()["spec"]["predictor"]
+        return Replicas(*self.pods.running(release), spec["minReplicas"], spec["maxReplicas"], int(spec["scaleTarget"]))
 
     def _hand_over(self, stable: str) -> None:
         """Let the stable release's new revision take over from the old one, once it is ready."""

@@ -216,10 +216,8 @@ def _check_presets(setup: Setup, controller: Object) -> None:
         try:
             setup.cluster.get(PRESET, f"{prefix}{name}", NAMESPACE)
         except Absent as error:
-            raise NotInstalled(
-                f"no {PRESET.name} {prefix}{name} in namespace {NAMESPACE}",
-                hint="install KServe's chart kserve-runtime-configs, or apply its config/llmisvcconfig",
-            ) from error
+            hint = "install KServe's chart kserve-runtime-configs, or apply its config/llmisvcconfig"
+            raise NotInstalled(f"no {PRESET.name} {prefix}{name} in namespace {NAMESPACE}", hint=hint) from error
         except AccessDenied:
             return
 

@@ -166,7 +166,5 @@ def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
 
     if seconds_until(answered, time.monotonic(), ANSWER_S, LOOK_S) is None:
         errors = [reply.error for reply in load.failed()]
-        raise DrillFailed(
-            f"{failure}: {errors[-1] if errors else 'none came back'}",
-            hint="where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…",
-        )
+        hint = "where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…"
+        raise DrillFailed(f"{failure}: {errors[-1] if errors else 'none came back'}", hint=hint)

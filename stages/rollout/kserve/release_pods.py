@@ -70,10 +70,8 @@ class Pods:
             return True
         for pod in pods:
             if why := _failure(pod):
-                raise ServerFailed(
-                    f"{pod['metadata']['name']}: {why}",
-                    hint=f"kubectl -n {self.endpoint.namespace} logs {pod['metadata']['name']} --previous",
-                )
+                hint = f"kubectl -n {self.endpoint.namespace} logs {pod['metadata']['name']} --previous"
+                raise ServerFailed(f"{pod['metadata']['name']}: {why}", hint=hint)
         return False
 
     def waits_for(self, release: str) -> str:
@@ -139,9 +137,8 @@ class Pods:
             with contextlib.suppress(Absent):  # an earlier try of this very call deleted it, and its answer was lost
                 self.cluster.delete(PODS, ready[0], self.endpoint.namespace, grace_s=0)
         except AccessDenied as error:
-            raise AccessDenied(
-                str(error), hint=f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
-            ) from error
+            hint = f"a role with the verb delete on pods in the namespace {self.endpoint.namespace}"
+            raise AccessDenied(str(error), hint=hint) from error
         return lambda: len(self.ready_names(release)) >= len(ready)
 
     def last_start(self, release: str) -> tuple[float | None, str]:
@@ -190,9 +187,8 @@ class Pods:
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise TransientError(f"Prometheus does not answer: {type(error).__name__}: {error}") from error
         if not samples:
-            raise TransientError(
-                f"Prometheus has no series of {release}", hint="are manifests/monitoring and its PodMonitor applied?"
-            )
+            hint = "are manifests/monitoring and its PodMonitor applied?"
+            raise TransientError(f"Prometheus has no series of {release}", hint=hint)
         return samples
 
 

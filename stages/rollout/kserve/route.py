@@ -95,9 +95,8 @@ class RouteTarget(ServicePerReleaseTarget):
             raise Conflict(f"the route {route['metadata']['name']} was changed beyond its weights", hint="remove it")
         stable = next((release for release in services if self.deployment(release) == backends[0]), None)
         if stable is None:
-            raise Conflict(
-                f"the route {route['metadata']['name']} leads to a Service of somebody else", hint="remove the route"
-            )
+            hint = "remove the route"
+            raise Conflict(f"the route {route['metadata']['name']} leads to a Service of somebody else", hint=hint)
         return stable
 
     def route_of(self, service: Object) -> Object | None:  # noqa: ARG002

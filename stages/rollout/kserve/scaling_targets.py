@@ -43,10 +43,8 @@ def concurrency_of(endpoint: KServeEndpoint, release: str) -> int:
     number too low. Where the length of answers is not known, as with a trace, or the throughput is that of several
     servers, the workload's own number counts.
     """
-    scaling, decision = (
-        endpoint.settings.scaling,
-        Production.read_if_intact(endpoint.store.releases / release / METRICS),
-    )
+    scaling = endpoint.settings.scaling
+    decision = Production.read_if_intact(endpoint.store.releases / release / METRICS)
     if scaling.metric == "concurrency" and scaling.target != "auto":
         return max(1, math.floor(scaling.target))
     if decision is None:

@@ -255,9 +255,8 @@ class StandardTarget(OneServiceTarget):
         """Find the canary; raise Conflict if there are several: the rollout itself makes only one."""
         canaries = service["spec"].get("canary") or []
         if len(canaries) > 1:
-            raise Conflict(
-                f"{self.endpoint.name} has {len(canaries)} canaries, some of somebody else", hint="remove the others"
-            )
+            hint = "remove the others"
+            raise Conflict(f"{self.endpoint.name} has {len(canaries)} canaries, some of somebody else", hint=hint)
         return canaries[0] if canaries else None
 
     def _canary_serving(self, service: Object, release: str) -> Object:

@@ -328,15 +328,11 @@ class ServicePerReleaseTarget(KServeTarget):
 def check_reconciled(service: Object) -> None:
     """Raise ServerFailed if KServe has said for a while that it can't make what the service asks for."""
     conditions = service.get("status", {}).get("conditions", [])
-    refused = (
-        entry for entry in conditions if entry["status"] == "False" and REFUSED.fullmatch(entry.get("reason", ""))
-    )
+    refused = (each for each in conditions if each["status"] == "False" and REFUSED.fullmatch(each.get("reason", "")))
     if (refusal := next(refused, None)) is None:
         return
     since = datetime.fromisoformat(refusal["lastTransitionTime"])
     if (datetime.now(UTC) - since).total_seconds() > UNRECONCILED_S:
         name = service["metadata"]["name"]
-        raise ServerFailed(
-            f"KServe can't serve {name}: {refusal.get('message', '')}",
-            hint=f"kubectl describe {service['kind'].lower()} {name}",
-        )
+        hint = f"kubectl describe {service['kind'].lower()} {name}"
+        raise ServerFailed(f"KServe can't serve {name}: {refusal.get('message', '')}", hint=hint)

@@ -17,11 +17,11 @@ import openai
 import psutil
 import pytest
 
-from stages.parts.base.store import ModelStore
+from stages.parts.base.store import ModelStore, holder
 from stages.parts.endpoint.activity import ActivityReader
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.database import opened
-from stages.parts.endpoint.endpoint import LOCK, SERVERS, endpoint, holder
+from stages.parts.endpoint.endpoint import LOCK, SERVERS, endpoint
 from stages.parts.endpoint.routing import OFFERED
 from stages.parts.endpoint.shared import FOLDER
 from stages.parts.endpoint.usage import Sum, sums, take_in
