@@ -48,9 +48,8 @@ def run_at_once(place: Pipeline, models: Sequence[str], hosts: Sequence[str] = (
         for number, model in enumerate(models):
             command = place.command("run", model, *OPTIONS)
             if host := hosts[number % len(hosts)]:
-                script = f'hostname {host} && exec "$@"'
-                apart = ("unshare", "--fork", "--pid", "--mount-proc", "--uts", "--kill-child", "sh", "-c", script, "sh")
-                command = [*apart, *command]
+                named = ("sh", "-c", f'hostname {host} && exec "$@"', "sh")
+                command = ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "--kill-child", *named, *command]
             process = subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
