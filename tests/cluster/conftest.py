@@ -59,7 +59,7 @@ CONFIG: Final[dict[str, dict[str, Any]]] = {
     "profile": {"task_loss": 0.3, "constraints": {"quality_recovery": {"min": 0.5}}},
     "serving": {"kv_cache_mib": 64, "enforce_eager": True, "max_model_len": 512},
     "rollout": LIMITS,
-    "kserve": {"gpu": None, "cpu": "500m", "memory": "4Gi"},
+    "kserve": {"gpu": None, "cpu": "200m", "memory": "4Gi"},
 }
 """Small enough for a node of two cores."""
 

@@ -39,8 +39,7 @@ def fleet(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     place.commits[QWEN] = place.hub.add_repo(QWEN, folder)
     place.answer("install")
     config = yaml.safe_load((place.folder / "config.yaml").read_text())
-    changed = {"optimize": {"variants": ["fp16"]}, "kserve": config["kserve"] | {"cpu": "200m"}}
-    defaults = config | changed | {"platform": "./platform.yaml"}
+    defaults = config | {"optimize": {"variants": ["fp16"]}, "platform": "./platform.yaml"}
     models = [{"model": name, "owner": owner} for name, owner in OWNERS.items()]
     return {"defaults": defaults, "models": models}
 
@@ -88,6 +87,8 @@ def test_a_push_runs_the_model_with_the_settings_of_the_file(
         pytest.skip("needs Argo Events")
     files = {path.name: path.read_bytes() for path in (DEMO / "model").iterdir()} | {"README.md": b"newer"}
     commit = place.hub.add_repo(OTHER_MODEL, files)
+    fleet["models"][1]["profile"] = CONFIG["profile"] | {"task_loss": 0.25}
+    (place.folder / "fleet.yaml").write_text(yaml.safe_dump(fleet))
     data = {name: (place.folder / name).read_text() for name in ("fleet.yaml", "platform.yaml")}
     file = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "slipway-fleet"}, "data": data}
     place.cluster.apply(CONFIG_MAPS, file)
