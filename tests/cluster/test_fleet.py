@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pipeline.argo.status import arguments_of
-from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, WORKFLOWS, Kind
+from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, PODS, WORKFLOWS, Kind
 from tests.cluster import pushes
 from tests.cluster.conftest import CONFIG, OTHER_MODEL, Place, Tell, there
 from tests.cluster.test_conformance import EVENTS, kserve, succeeded
@@ -52,6 +52,13 @@ def applied(place: Place, fleet: dict[str, Any], *words: str) -> dict[str, dict[
     for name in ("SLIPWAY_PLATFORM", "SLIPWAY_CONFIG"):
         del environment[name]
     return {each["model"]: each for each in place.answer("apply", str(file), *words, environment=environment)}
+
+
+def running(place: Place) -> list[str]:
+    """List the Sensor's pods."""
+    pods, _ = place.cluster.list(PODS, labels="app.kubernetes.io/component=sensor")
+    ready = [pod for pod in pods if any(each.get("ready") for each in pod["status"].get("containerStatuses", []))]
+    return [pod["metadata"]["name"] for pod in ready]
 
 
 def started(steps: dict[str, dict[str, Any]]) -> list[str]:
@@ -109,7 +116,9 @@ def test_a_push_runs_the_model_with_the_settings_of_the_file(
         spec = place.cluster.get(SENSORS, "slipway-pushes")["spec"]
         template = spec["triggers"][0]["template"]["k8s"]["source"]["resource"]["spec"]
         template["workflowTemplateRef"]["name"] = "slipway-fleet"
+        old = set(running(place))
         place.cluster.merge(SENSORS, "slipway-pushes", {"spec": spec})
+        place.until(lambda: (new := running(place)) and not old & set(new), 120)
         pushes.post(place, "huggingface", OTHER_MODEL, commit)
         run = place.until(begun, 300)
     given = arguments_of(place.cluster.get(WORKFLOWS, run))
