@@ -135,7 +135,7 @@ def test_a_release_that_is_not_what_was_signed_is_not_loaded(place: Place, tell:
     data = {TRUSTED_KEY.name: Path(foreign_key).read_text()}
     place.cluster.merge(CONFIG_MAPS, SIGNING, {"data": data})
     foreign = refused()
-    place.answer("install")
+    place.answer("install", "--force")
 
     assert [code for code, _ in (altered, unsigned, foreign)] == [NotTrusted.exit_code] * 3, (
         altered,
