@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, MissingRun
-from stages.parts.base.store import ModelStore, Record, fsync, place
+from stages.parts.base.store import ModelStore, Record, fsync, make_folder, place
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.answers import KeptAnswers, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
@@ -100,7 +100,7 @@ def store_inputs(
 ) -> None:
     """Store what the decision of *run* will follow from. Files of an attempt that was killed are replaced."""
     folder = run / MEASUREMENTS
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     evaluations = {name: store.evaluation(name) for name in measured}
     sources = {name: (path, path.with_suffix(SAMPLES_SUFFIX)) for name, path in evaluations.items()}
     if asked:

@@ -198,7 +198,7 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
     If another process holds it, a line on stderr says so while this one waits; or it ends with Busy, without *wait*.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -365,7 +365,8 @@ def swap(work: Path, target: Path) -> None:
 def _put_aside(paths: Sequence[Path], target: Path) -> None:
     """Move *paths* to the folder *target*, and remove the oldest of those beside it."""
     work = target.with_name(f".{uuid.uuid4().hex}")
-    work.mkdir(parents=True)
+    make_folder(target.parent)
+    work.mkdir()
     for path in reversed(paths):
         if path.exists():
             os.replace(path, work / path.name)
