@@ -170,9 +170,9 @@ class Failure(NamedTuple):
     """Whether the step had ended, and nothing lasts but what was made durable."""
 
 
-def failures(known: Known, root: Path, scratch: Path, draw: random.Random) -> Iterator[Failure]:
-    """Write to *scratch*, for each call of a step, the stores that may be left if power fails after it. *root* is the
-    folder in which the calls were seen."""
+def failures(known: Known, root: Path, scratch: Path, draw: random.Random, every: int = 1) -> Iterator[Failure]:
+    """Write to *scratch* the stores that may be left if power fails after each call of a step, or each *every*-th
+    of them and the one at the end. *root* is the folder in which the calls were seen."""
     disk = Disk(known.before)
     choices: list[tuple[Lasts, float]] = [(lambda: False, 0.0), (lambda: True, 0.0), (lambda: True, 0.5)]
     choices += [(lambda: draw.random() < 0.5, 0.5)] * DRAWS
@@ -185,12 +185,15 @@ def failures(known: Known, root: Path, scratch: Path, draw: random.Random) -> It
         if call.kind in NOTHING:
             continue
         for choice, (lasts, part) in enumerate(choices):
+            at_the_end = number == last and choice == 0
+            if (number * len(choices) + choice) % every and not at_the_end:
+                continue
             if scratch.exists():
                 shutil.rmtree(scratch)
             scratch.parent.mkdir(parents=True, exist_ok=True)
             disk.write(scratch, lasts, part)
             after = f"{known.step.name}, power fails after {call.kind} {number} of {len(known.calls)}"
-            yield Failure(after, number == last and choice == 0)
+            yield Failure(after, at_the_end)
 
 
 def _below(path: str, root: Path, other: Path) -> str:
