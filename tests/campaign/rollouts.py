@@ -125,6 +125,8 @@ def machine(folder: Path) -> Iterator[Machine]:
 def kill_in_rollout(place: Machine, victim: str, state: str, draw: random.Random, losses: Losses) -> list[str]:
     """Roll out the other release, kill *victim* once the rollout is in *state*, continue or give up. Returns what is
     wrong afterwards; an empty *state* means that it was not killed."""
+    # What was killed before is up again, so that its losses are not counted here.
+    wait_until(lambda: all(server.state == "up" for server in place.endpoint().servers), "all servers")
     stable = place.endpoint().release
     (other,) = {*place.names} - {stable}
     place.runs += 1

@@ -33,9 +33,19 @@ SMALL_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 300
 LATER_S: Final = 2 * 3600
 VOLATILE: Final = frozenset(
-    ("acquired_at", "created_at", "decided_at", "started_at", "ended_at", "seconds", "peak_memory_bytes", "source")
+    (
+        "acquired_at",
+        "created_at",
+        "decided_at",
+        "started_at",
+        "ended_at",
+        "seconds",
+        "peak_memory_bytes",
+        "source",
+        "run",
+    )
 )
-"""What two undisturbed runs record differently: times, memory, and where the Hub listened."""
+"""What two undisturbed runs record differently: times, memory, where the Hub listened, and their own names."""
 HASHES_OF_TIMES: Final = ("provenance.json", "bom.cdx.json")
 
 
