@@ -29,7 +29,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu fuzz check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests release mirror-list clean
+.PHONY: help install lock demo demo-stop test test-all test-avx2 test-cluster test-gpu fuzz campaign check format bench bench-choice bench-canary bench-watch bench-decision bench-arithmetic bench-affinity bench-split bench-proxy bench-processes bench-copies models manifests release mirror-list clean
 
 help: ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -118,6 +118,9 @@ $(GPU)/.installed: requirements.lock requirements-dev.lock pyproject.toml
 
 fuzz: $(INSTALLED) ## altered input for every parser of what comes from outside, 15 minutes; FUZZ="--minutes 1 door" for less
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+campaign: $(INSTALLED) ## kills at every step and under load, and losses of power, an hour; CAMPAIGN="--minutes 5 power" for less
+	$(BIN)/python -m tests.campaign $(CAMPAIGN)
 
 check: $(INSTALLED) ## format, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 PROGRAMS: Final = re.compile(
-    r"pipeline|stages\.\w+|tests\.stages\.(rollout\.driver|evaluate\.program)|tests\.own_surroundings"
+    r"pipeline|stages\.\w+|tests\.stages\.(rollout\.driver|evaluate\.program)|tests\.own_surroundings|tests\.campaign\.(calls|recorded)"
 )
 IMPORTED: Final = (
     "numpy",

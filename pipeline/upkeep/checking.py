@@ -16,7 +16,15 @@ from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.provenance import BOM, PROVENANCE
-from stages.parts.releases.release import CANDIDATE, CANDIDATE_METRICS, HISTORY, METRICS, PROBES, current_release
+from stages.parts.releases.release import (
+    CANDIDATE,
+    CANDIDATE_METRICS,
+    HISTORY,
+    METRICS,
+    PROBES,
+    UNFINISHED,
+    current_release,
+)
 from stages.parts.releases.signing import SIGNATURE
 
 MANIFESTS: Final[dict[str, tuple[str, type[Acquired | Variant]]]] = {
@@ -42,7 +50,8 @@ DECIDED: Final = (
 MADE: Final = ("base", "adapters", "optimized", "releases", "evaluations", "answers", ".aside", ".building")
 """The folders in which a record refers to everything, when nothing is being made."""
 STATE: Final = (
-    *("runs", ".locks", "production", CANDIDATE, METRICS, CANDIDATE_METRICS, HISTORY, rollout.JOURNAL, rollout.REQUEST),
+    *("runs", ".locks", "production", CANDIDATE, METRICS, CANDIDATE_METRICS, HISTORY, UNFINISHED),
+    *(rollout.JOURNAL, rollout.REQUEST),
     *(endpoint.RECORD, endpoint.LOG, endpoint.PREVIOUS_LOG, endpoint.WANTED, endpoint.SERVERS),
 )
 

@@ -46,6 +46,7 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
     identity = identify(name, base, settings)
     key = digest_of(identity)
     if variant := existing(store, name, key):
+        store.clear(store.optimized(name))
         return variant, False
     quantizer_of(name, base).check(settings, base)
     with exclusive(store.lock(f"optimize-{name}"), f"optimize {name}"):

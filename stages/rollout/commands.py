@@ -88,12 +88,17 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
         ConfigError: nothing is served on this platform, but the last rollout was on another one.
     """
     journal = under_way(store)
+    if target.split().stable is None and journal is None:
+        return _roll_back_unserved(store, target, to), False
     release = _earlier_release(store, journal, to)
     if journal and (journal.kind != "rollback" or journal.release != release):
         raise another_under_way(store, journal)
-    if target.split().stable is not None or journal:
-        roll_out(store, target, release, settings, rollback=True)
-        return release, True
+    roll_out(store, target, release, settings, rollback=True)
+    return release, True
+
+
+def _roll_back_unserved(store: ModelStore, target: Target, to: str | None) -> str:
+    """Move only the link, once, also if that was interrupted before: a second move would go back yet another one."""
     last = read_journal(store)
     if last and last.target != target.name:
         raise ConfigError(
@@ -101,8 +106,12 @@ def roll_back(store: ModelStore, target: Target, settings: Rollout, *, to: str |
             hint=f"slipway rollback {store.model} --platform, with a platform that serves on {last.target}",
         )
     with exclusive(store.lock(LOCK), f"the rollout of {store.model}", wait=False):
+        move = releases.finish(store)
+        if move and move.kind == "rollback" and (to is None or releases.find(store, to) == move.release):
+            return move.release
+        release = _earlier_release(store, None, to)
         releases.promote_at_once(store, "rollback", release, target.who(), "rolled back while nothing was served")
-    return release, False
+    return release
 
 
 def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None) -> str:

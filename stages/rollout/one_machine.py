@@ -55,9 +55,11 @@ class OneMachine:
         running = self._running()
         if running is None:
             return Split(None)
-        room = fits_twice(self._asked)
-        if replaced := self._replaced():
-            return Split(replaced, running.release, 100, room=room)
+        room, roles = fits_twice(self._asked), Wanted.read(self._store.path / WANTED)
+        if roles and roles.replaced:
+            return Split(roles.replaced, running.release, 100, room=room)
+        if roles and roles.stable != running.release:  # a promotion is decided before it is in force
+            return Split(roles.stable, roles.canary, roles.percent, roles.standby, room)
         return Split(running.release, running.canary, running.percent, running.standby, room)
 
     def who(self) -> str:

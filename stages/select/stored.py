@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, MissingRun
-from stages.parts.base.store import ModelStore, Record, place
+from stages.parts.base.store import ModelStore, Record, fsync, make_folder, place
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.answers import KeptAnswers, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
@@ -98,15 +98,20 @@ def store_inputs(
 ) -> None:
     """Store what the decision of *run* will follow from. Files of an attempt that was killed are replaced."""
     folder = run / MEASUREMENTS
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     evaluations = {name: store.evaluation(name) for name in measured}
     sources = {name: (path, path.with_suffix(SAMPLES_SUFFIX)) for name, path in evaluations.items()}
     if asked:
         sources[ANSWERS] = answers_paths(store, asked.answers.key)
-    for name, paths in sources.items():
-        for path, suffix in zip(paths, (".json", SAMPLES_SUFFIX), strict=True):
+    for suffix in (".json", SAMPLES_SUFFIX):
+        for name in sources:
             (folder / f"{name}{suffix}").unlink(missing_ok=True)
-            place(path, folder / f"{name}{suffix}")
+    fsync(folder)  # no record is ever there without the samples that it names
+    for name, (_, samples) in sources.items():
+        place(samples, folder / f"{name}{SAMPLES_SUFFIX}")
+    fsync(folder)
+    for name, (record, _) in sources.items():
+        place(record, folder / f"{name}.json")
     basis.write(folder / BASIS)
 
 

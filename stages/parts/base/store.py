@@ -6,7 +6,8 @@
       runs/<id>/
 
 A directory or file appears complete or not at all: it is built under ``.building/``, or beside its target, then
-fsynced and renamed. Nothing that a killed process leaves behind is ever read as a result.
+fsynced and renamed. Nothing that a killed process leaves behind is ever read as a result, and the next process that
+makes the same removes it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,9 +38,14 @@ STORE_VARIABLE: Final = "SLIPWAY_STORE"
 # The Hub's rule for the name of a repository: letters, digits, '-', '_', '.'; no '--' or '..'; 96 characters at most.
 NAME: Final = re.compile(r"^(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?\Z")
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+_BESIDE: Final = re.compile(r"[0-9a-f]{32}")
+LEFT_S: Final = 3600
+"""Writing a file beside another takes milliseconds: one that has lain there for an hour belongs to nobody."""
 SET_ASIDE: Final = 3
 """How many of each name are kept aside: the last ones that were in use."""
 KEY_CHARACTERS: Final = 16
+NEW: Final = "new"
+REPLACED: Final = ".replaced-"
 FICLONE: Final = 0x40049409  # linux/fs.h: share the blocks of one file with another (reflink)
 
 Placement = Literal["hardlink", "reflink", "copy"]
@@ -108,16 +115,35 @@ def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> Non
 
 def write_text(path: Path, text: str) -> None:
     """Replace the content of *path* with *text*, atomically and durably; NotEnoughSpace leaves it unchanged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with full_disk_as_error(path.parent):
+        make_folder(path.parent)
+        work = beside(path)
         try:
-            beside.write_text(text, encoding="utf-8")
-            fsync(beside)
-            os.replace(beside, path)
+            work.write_text(text, encoding="utf-8")
+            fsync(work)
+            os.replace(work, path)
         finally:
-            beside.unlink(missing_ok=True)
+            work.unlink(missing_ok=True)
         fsync(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Name a file that becomes *path*, in the same folder, and remove those that killed processes left there."""
+    start = f".{path.name}."
+    for left in path.parent.iterdir():
+        if left.name.startswith(start) and _BESIDE.fullmatch(left.name, len(start)):
+            with contextlib.suppress(FileNotFoundError):
+                if left.lstat().st_mtime < time.time() - LEFT_S:
+                    left.unlink()
+    return path.with_name(f"{start}{uuid.uuid4().hex}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a directory and those above it, durably."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        fsync(folder.parent)
 
 
 def place(source: Path, target: Path, *, link: bool = True) -> Placement:
@@ -166,7 +192,7 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
     If another process holds it, a line on stderr says so while this one waits; or it ends with Busy, without *wait*.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,9 +288,11 @@ class ModelStore:
         """
         if current == key:
             return
+        returning = self.set_aside(paths[-1], key)
+        for left in returning.parent.glob(".*"):
+            shutil.rmtree(left)
         if current:
             _put_aside(paths, self.set_aside(paths[-1], current))
-        returning = self.set_aside(paths[-1], key)
         for path in paths:
             if (returning / path.name).exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,9 +307,9 @@ class ModelStore:
         when the block fails, so that a download continues where it stopped. Processes that build the same target
         wait for each other. NotEnoughSpace leaves *target* unchanged.
         """
-        slug = "-".join(target.relative_to(self.path).parts)
+        slug, folder = self._place_of(target)
         with full_disk_as_error(self.path), exclusive(self.lock(slug), slug):
-            work = self.path / ".building" / slug / (resume or "new")
+            work = folder / (resume or NEW)
             work.mkdir(parents=True, exist_ok=True)
             for stale in work.parent.iterdir():
                 if stale != work:
@@ -297,6 +325,21 @@ class ModelStore:
                 if not resume:
                     shutil.rmtree(work, ignore_errors=True)
 
+    def clear(self, target: Path) -> None:
+        """Remove what a process that was killed left of making *target*, but for what can be resumed; nothing while
+        another process makes it."""
+        slug, folder = self._place_of(target)
+        if folder.exists():
+            with contextlib.suppress(Busy), exclusive(self.lock(slug), slug, wait=False):
+                for left in [*folder.iterdir()]:
+                    if left.name == NEW or REPLACED in left.name:
+                        shutil.rmtree(left)
+
+    def _place_of(self, target: Path) -> tuple[str, Path]:
+        """Return the name of the lock of what becomes *target*, and the folder where it is built."""
+        slug = "-".join(target.relative_to(self.path).parts)
+        return slug, self.path / ".building" / slug
+
 
 def store_root() -> Path:
     """Return the store's folder, from ``SLIPWAY_STORE`` (in a pod, the mount of the volume); ConfigError if not set."""
@@ -308,17 +351,17 @@ def store_root() -> Path:
 
 def swap_link(link: Path, target: Path) -> None:
     """Point the symbolic *link* at *target* (relative to the link's folder), atomically."""
-    beside = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
-    beside.symlink_to(target)
-    os.replace(beside, link)
+    work = beside(link)
+    work.symlink_to(target)
+    os.replace(work, link)
     fsync(link.parent)
 
 
 def swap(work: Path, target: Path) -> None:
     """Move *work* to *target*, in place of what is there. A crash between the two renames leaves no target, never a
     half-written one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    old = work.with_name(f"{work.name}.replaced-{uuid.uuid4().hex[:8]}")
+    make_folder(target.parent)
+    old = work.with_name(f"{work.name}{REPLACED}{uuid.uuid4().hex[:8]}")
     with contextlib.suppress(FileNotFoundError):
         os.replace(target, old)
     os.replace(work, target)
@@ -329,14 +372,18 @@ def swap(work: Path, target: Path) -> None:
 def _put_aside(paths: Sequence[Path], target: Path) -> None:
     """Move *paths* to the folder *target*, and remove the oldest of those beside it."""
     work = target.with_name(f".{uuid.uuid4().hex}")
-    work.mkdir(parents=True)
+    make_folder(target.parent)
+    work.mkdir()
     for path in reversed(paths):
         if path.exists():
             os.replace(path, work / path.name)
+    fsync(work)
     swap(work, target)
     oldest_first = sorted(target.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for path in oldest_first[:-SET_ASIDE]:
-        shutil.rmtree(path)
+        removed = path.with_name(f".{uuid.uuid4().hex}")
+        os.replace(path, removed)  # what is half removed is never taken up
+        shutil.rmtree(removed)
 
 
 def fsync_tree(folder: Path) -> None:

@@ -7,6 +7,7 @@
     candidate  -> releases/…                  what select chose last, until a rollout promotes it or rolls it back;
                                               candidate_metrics.json says why, also afterwards
     rollouts.jsonl                            all moves between releases, in order; lines are only appended
+    move.json                                 a move that is made at once, until rollouts.jsonl has it
 
 select makes a release and names it the candidate. If nothing is served and nothing is about to be, it becomes
 production at once; otherwise a rollout promotes it, after it has been tried on clients' requests.
@@ -35,6 +36,7 @@ from stages.parts.base.store import (
     Placement,
     Record,
     from_json,
+    fsync,
     place_tree,
     swap_link,
     write_json,
@@ -55,6 +57,7 @@ CANDIDATE_METRICS: Final = "candidate_metrics.json"
 METRICS: Final = "production_metrics.json"
 PROBES: Final = "probes.json"
 HISTORY: Final = "rollouts.jsonl"
+UNFINISHED: Final = "move.json"
 Place = Literal["production", "candidate", "unpublished"]
 """What a new release becomes: what clients get, at once or once a rollout has tried it; or neither, because it is not
 shown to be better than what is in production."""
@@ -124,6 +127,7 @@ def make(store: ModelStore, decision: Production) -> Placement:
     variant = read_variant(variant_dir)
     release = store.releases / decision.release
     if release.exists():
+        store.clear(release)
         return "hardlink"
     evaluation = Evaluation.read(store.evaluation(decision.winner))
     adapters = {name: read_intact(store.adapter(name)) for name in decision.adapters}
@@ -147,6 +151,8 @@ def settle(store: ModelStore, release: str, place: Place) -> None:
     """Put *release* in its place: it is a candidate if a release is being served, or will be next, because clients must
     not get another one without a rollout. If it is in production or unpublished, it stays so, and there is no candidate
     any more."""
+    if place == "production":
+        finish(store)
     if current_release(store) == release or place == "unpublished":
         withdraw_candidate(store)
         return
@@ -156,18 +162,39 @@ def settle(store: ModelStore, release: str, place: Place) -> None:
 
 
 def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, reason: str) -> None:
-    """Make *release* production, without a rollout, while nothing is served."""
+    """Make *release* production, without a rollout, while nothing is served. If this is interrupted, ``finish`` does
+    the rest."""
+    finish(store)
     began = Act(by=by, what="began", at=datetime.now().astimezone(), reason=reason)
-    former = current_release(store)
-    promote(store, release)
-    remember_at_once(store, kind, release, former, reason, began)
+    _move_at_once(store, kind, release, current_release(store), reason, began).write(store.path / UNFINISHED)
+    finish(store)
+
+
+def finish(store: ModelStore) -> Move | None:
+    """Finish a move without a rollout whose process was interrupted, and return it. It is forgotten if other moves were
+    made since. The caller knows that nothing is served."""
+    path = store.path / UNFINISHED
+    move = Move.read_if_intact(path)
+    if move is None:
+        return None
+    is_last = all(other.id == move.id or other.started_at < move.started_at for other in history(store))
+    if is_last and (store.releases / move.release).is_dir():
+        promote(store, move.release)
+        remember(store, move)
+    path.unlink()
+    fsync(store.path)
+    return move if is_last else None
 
 
 def remember_at_once(
     store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act
 ) -> None:
     """Append a move that was made without a rollout to the history."""
-    move = Move(
+    remember(store, _move_at_once(store, kind, release, before, reason, began))
+
+
+def _move_at_once(store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act) -> Move:
+    return Move(
         id=uuid.uuid4().hex[:12],
         kind=kind,
         release=release,
@@ -180,7 +207,6 @@ def remember_at_once(
         started_at=began.at,
         ended_at=datetime.now().astimezone(),
     )
-    remember(store, move)
 
 
 def promote(store: ModelStore, release: str) -> None:
@@ -198,6 +224,7 @@ def promote(store: ModelStore, release: str) -> None:
 def withdraw_candidate(store: ModelStore) -> None:
     """Leave no release waiting to be rolled out. The release and its reasons stay."""
     (store.path / CANDIDATE).unlink(missing_ok=True)
+    fsync(store.path)
 
 
 def current_release(store: ModelStore) -> str | None:
@@ -326,3 +353,5 @@ def remember(store: ModelStore, move: Move) -> None:
         file.write((b"\n" if torn else b"") + move.model_dump_json().encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+    if not size:
+        fsync(path.parent)

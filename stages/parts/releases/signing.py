@@ -9,7 +9,6 @@ import base64
 import contextlib
 import json
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 from stages.parts.base.errors import ConfigError, NotTrusted
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import fsync
+from stages.parts.base.store import beside, fsync
 from stages.parts.releases.provenance import check_origin
 
 SIGNATURE: Final = "model.sig"
@@ -37,7 +36,7 @@ def sign(release: Path, private_key: str | Path) -> None:
     can't be used."""
     from model_signing import signing
 
-    work = release.parent / f".{SIGNATURE}.{uuid.uuid4().hex}"  # not in the release, where it would be signed
+    work = beside(release.parent / SIGNATURE)  # not in the release, where it would be signed
     with _file(private_key) as key:
         try:
             config = signing.Config().use_elliptic_key_signer(private_key=key)

@@ -20,21 +20,24 @@ import pytest
 from stages.parts.base.errors import ConfigError, Conflict, Degraded, ServerFailed, TransientError
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import STORE_VARIABLE, ModelStore
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, write_json
 from stages.parts.base.workload import Workload
-from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, Endpoint, Wanted, endpoint, stop
+from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, WANTED, Endpoint, Wanted, endpoint, stop
 from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.endpoint.routing import Backend, routing
 from stages.parts.endpoint.supervised_server import PREVIOUS, rotate_log
+from stages.parts.records.rollout import journal_path
 from stages.parts.records.watch import FILE, Looks, seen
-from stages.parts.releases.release import METRICS, Split
+from stages.parts.releases.release import METRICS, Split, current_release
 from stages.parts.vllm.arguments import BINDING, ONE_THREAD, core_binding, serves_on_gpu
 from stages.parts.vllm.client import RELEASE_HEADER, Access, http
 from stages.parts.vllm.prometheus import read_counters
 from stages.parts.vllm.server_log import ServerLog
 from stages.rollout import drills
+from stages.rollout.commands import abort
 from stages.rollout.drills import drill_cold, drill_crash
 from stages.rollout.one_machine import OneMachine
+from stages.rollout.resume import begin
 from stages.rollout.scene import Scene, SteadyLoad
 from stages.rollout.slices import send_pairs
 from tests.serving import (
@@ -289,6 +292,25 @@ def test_a_killed_supervisor_is_restarted_and_the_rollout_continues(place: Place
     wait_until(lambda: place.target.ready(new), "the canary")
     place.target.promote(new)
     assert place.target.split() == Split(new, standby=old)
+
+
+def test_a_promotion_that_is_not_in_force_yet_is_not_taken_back(place: Place) -> None:
+    old, new = place.two_releases()
+    settings = Rollout(steps=(100,), agreement=0)
+    journal = begin(place.store, place.target, new, settings).changed(state="promoting")
+    write_json(journal_path(place.store), journal)
+    supervisor = place.endpoint().pid
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        Wanted(stable=new, standby=old).write(place.store.path / WANTED)  # and then the rollout was killed
+        assert place.target.split() == Split(new, standby=old)
+        going_on = threading.Timer(1, os.kill, (supervisor, signal.SIGCONT))
+        going_on.start()
+        with pytest.raises(Conflict, match="is promoted already and can't be given up"):
+            abort(place.store, place.target)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert (place.endpoint().release, current_release(place.store)) == (new, new)
 
 
 def test_envoy_is_restarted_with_the_same_address_and_split_if_it_dies(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -295,6 +296,58 @@ def test_rollback_works_when_nothing_is_served(stage: Stage) -> None:
     assert stage.target.calls() == []
     moves = [(each.kind, each.release, each.before) for each in history(stage.store)]
     assert moves == [("publish", GOOD, None), ("publish", NEXT, GOOD), ("rollback", GOOD, NEXT)]
+
+
+@pytest.mark.parametrize("at", ["promote", "swap_link", "withdraw_candidate", "remember"])
+def test_a_move_that_is_killed_while_nothing_is_served_is_finished_once_by_asking_again(
+    stage: Stage, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(act: Callable[[], object]) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(releases, at, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                act()
+
+    for name in (GOOD, NEXT, THIRD):
+        stage.make(name)
+        stage.nominate(name)
+        releases.settle(stage.store, name, "production")
+    if at != "withdraw_candidate":
+        killed(lambda: roll_back(stage.store, stage.target, SETTINGS))
+        assert roll_back(stage.store, stage.target, SETTINGS) == (NEXT, False)
+    else:
+        roll_back(stage.store, stage.target, SETTINGS)
+    last = stage.make("0004-gptq-000000000004")
+    stage.nominate(last)
+    killed(lambda: releases.settle(stage.store, last, "production"))
+    releases.settle(stage.store, last, "production")
+    assert (releases.current_release(stage.store), stage.reasons()) == (last, last)
+    assert releases.candidate(stage.store) is None
+    moves = [(each.kind, each.release, each.before) for each in history(stage.store)]
+    assert moves[2:] == [("publish", THIRD, NEXT), ("rollback", NEXT, THIRD), ("publish", last, NEXT)]
+    assert not (stage.store.path / releases.UNFINISHED).exists()
+
+
+def test_a_move_that_was_killed_is_forgotten_once_another_one_was_made(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (GOOD, NEXT):
+        stage.make(name)
+        stage.nominate(name)
+        releases.settle(stage.store, name, "production")
+    with monkeypatch.context() as patched:
+        patched.setattr(releases, "promote", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            roll_back(stage.store, stage.target, SETTINGS)
+    roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    third = stage.make(THIRD)
+    roll_out(stage.store, stage.target, third, SETTINGS)
+    assert releases.finish(stage.store) is None
+    assert releases.current_release(stage.store) == third
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_rollback_is_refused_while_a_rollout_is_under_way_and_unknown_releases_are_named(stage: Stage) -> None:

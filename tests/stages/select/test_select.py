@@ -16,12 +16,13 @@ from stages.parts.base.errors import DamagedModel, Incomplete, NoWinner
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.program import outcomes
-from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.base.store import ModelStore, place, sha256_of
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant
 from stages.parts.releases.release import candidate, current_release
 from stages.select.selection import measured_variants, select, tried
+from stages.select.stored import BASIS
 from tests.samples import ITEMS, MODEL, base, evaluation, measured_store, outcome, variant
 
 BALANCED = Profile(name="balanced")
@@ -50,6 +51,25 @@ def test_the_winner_is_published_with_its_reasons(store):
         assert (release / file).read_bytes() == (source / file).read_bytes()
         assert (release / file).stat().st_ino == (source / file).stat().st_ino
     assert Production.read(store.production_metrics) == decision
+
+
+@pytest.mark.parametrize("placed", range(2 * len(VARIANTS)))
+def test_a_select_that_is_killed_leaves_no_measurement_without_its_samples(store, monkeypatch, placed):
+    select(store, BALANCED, VARIANTS)  # an earlier attempt of the same run
+    left = iter(range(placed))
+
+    def place_some(source: Path, target: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        place(source, target)
+
+    monkeypatch.setattr("stages.select.stored.place", place_some)
+    with pytest.raises(KeyboardInterrupt):
+        select(store, BALANCED, VARIANTS)
+    folder = store.run(RUN) / "measurements"
+    records = [path for path in folder.glob("*.json") if path.name != BASIS]
+    assert len(records) == max(0, placed - len(VARIANTS))
+    assert all(path.with_suffix(SAMPLES_SUFFIX).exists() for path in records)
 
 
 def test_the_sentence_agrees_with_the_numbers(store):

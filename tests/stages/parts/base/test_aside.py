@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,38 @@ def test_directories_are_kept_too(store: ModelStore) -> None:
     store.take_up([path], None, KEYS[0])
     assert [each.name for each in path.iterdir()] == ["model.safetensors"]
     assert (path / "model.safetensors").stat().st_ino == inode
+
+
+def test_what_a_killed_process_had_begun_to_put_aside_is_removed_by_the_next(
+    store: ModelStore, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(paths, "first")
+    with monkeypatch.context() as patched:
+        patched.setattr("stages.parts.base.store.swap", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.take_up(paths, KEYS[0], KEYS[1])
+    (left,) = next(store.aside.rglob("gptq.json")).iterdir()
+    assert left.name.startswith(".")
+    store.take_up(paths, None, KEYS[1])
+    assert not left.exists()
+
+
+def test_what_is_half_removed_is_never_taken_up(
+    store: ModelStore, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for before, after in itertools.pairwise(KEYS[: SET_ASIDE + 1]):
+        write(paths, before)
+        store.take_up(paths, before, after)
+    write(paths, KEYS[SET_ASIDE])
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda path, **_: interrupted() if path.exists() else None)
+        with pytest.raises(KeyboardInterrupt):
+            store.take_up(paths, KEYS[SET_ASIDE], KEYS[SET_ASIDE + 1])
+    assert not store.set_aside(paths[-1], KEYS[0]).exists()
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_only_the_last_ones_in_use_are_kept(store: ModelStore, paths: list[Path]) -> None:

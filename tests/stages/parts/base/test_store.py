@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace
 from stages.parts.base.store import (
+    LEFT_S,
     ModelStore,
     digest_of,
     directory_name,
@@ -27,6 +29,7 @@ from stages.parts.base.store import (
     safe_relative,
     sha256_of,
     store_root,
+    swap_link,
     write_json,
     write_text,
 )
@@ -132,6 +135,19 @@ def test_writing_replaces_a_file_and_leaves_no_other_file(tmp_path: Path) -> Non
     write_text(tmp_path / "new" / "x", "one")
     write_json(tmp_path / "new" / "x", {"ä": 1})
     assert contents(tmp_path) == {"new/x": '{\n  "ä": 1\n}\n'}
+
+
+def test_what_killed_writers_left_is_removed_by_the_next_one_an_hour_later(tmp_path: Path) -> None:
+    old, young = "0" * 32, "1" * 32
+    for name in ("x", "link"):
+        for left in (tmp_path / f".{name}.{old}", tmp_path / f".{name}.{young}", tmp_path / f".{name}.json.{old}"):
+            left.symlink_to("nowhere")
+            if left.name.endswith(old):
+                os.utime(left, (0, time.time() - LEFT_S - 1), follow_symlinks=False)
+    write_text(tmp_path / "x", "one")
+    swap_link(tmp_path / "link", Path("x"))
+    left_now = {".x." + young, f".x.json.{old}", ".link." + young, f".link.json.{old}"}
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "link"} | left_now
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
@@ -281,6 +297,17 @@ def test_a_killed_build_leaves_the_old_directory(store: ModelStore, resume: str)
     assert contents(store.base) == {"x": "old"}
     with store.building(store.base, resume=resume) as work:
         assert contents(work) == ({"y": "new"} if resume else {})
+
+
+def test_what_a_kill_left_of_building_is_cleared_but_for_what_can_be_resumed_or_is_in_work(store: ModelStore) -> None:
+    work = store.path / ".building" / "base"
+    for name in ("new", "commit-1", "commit-1.replaced-12345678"):
+        (work / name).mkdir(parents=True)
+    with exclusive(store.lock("base"), "base"):
+        store.clear(store.base)
+        assert len([*work.iterdir()]) == 3
+    store.clear(store.base)
+    assert [path.name for path in work.iterdir()] == ["commit-1"]
 
 
 def test_builders_of_one_target_take_turns(store: ModelStore) -> None:

@@ -1,0 +1,126 @@
+"""The parts of the campaign: each kills for a while and returns a table of what it did and what was wrong."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from stages.parts.base.errors import SlipwayError
+from tests.campaign import kills, power, rollouts, steps
+from tests.campaign.steps import Place
+
+EACH_CALL: Final = 0.8
+"""The share of the kills of single programs that are at a call; the others are at random times."""
+RECOVERED: Final = 0.02
+"""The share of the states after a loss of power in which everything is also run again."""
+
+
+@dataclass
+class Result:
+    """What a part did."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    """How often, by what."""
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, what: str, where: str, wrong: list[str]) -> None:
+        self.rows[what] += 1
+        self.wrong += [f"{where}: {each}" for each in wrong]
+        if wrong:
+            print(f"wrong: {where}", *wrong[:5], sep="\n    ", flush=True)
+
+
+Part = Callable[[Path, random.Random, float], Result]
+"""A part: its folder, its draws, and when it has to end, by ``time.monotonic``."""
+
+
+def programs(folder: Path, draw: random.Random, until_s: float) -> Result:
+    """Kill programs at each call that changes the store, in a random order, and at random times."""
+    result = Result()
+    with steps.hub() as hub:
+        known = kills.undisturbed(folder, hub)
+        every, place = kills.each_call(known), Place(folder / "killed", hub)
+        draw.shuffle(every)
+        result.rows["calls to kill at"] = len(every)
+        while time.monotonic() < until_s:
+            kill = every.pop() if every and draw.random() < EACH_CALL else kills.at_random(known, draw)
+            was_killed, wrong = kills.killed(kill, place)
+            if was_killed or wrong:
+                what = "at a call" if kill.number else "at a random time"
+                result.add(f"programs, {kill.signal.name} {what}", str(kill), wrong)
+    return result
+
+
+def engine(folder: Path, draw: random.Random, until_s: float) -> Result:
+    """Kill runs of the engine, up to three in a row, then let one end."""
+    result = Result()
+    with steps.hub() as hub:
+        for victim, wrong in kills.chains(kills.Engine(folder / "engine", hub), draw):
+            result.add(f"runs, {victim} killed" if victim else "runs, let end", victim, wrong)
+            if not victim and time.monotonic() > until_s:
+                return result
+    return result
+
+
+def losses_of_power(folder: Path, draw: random.Random, until_s: float) -> Result:
+    """Fail the power after each call of each step, again and again with other draws."""
+    result = Result()
+    with steps.hub() as hub:
+        known = kills.undisturbed(folder, hub, ("fp16",))
+        place = Place(folder / "left", hub)
+        while True:
+            for each in (each for each in known if each.step.killed):
+                for failure in power.failures(each, folder / "undisturbed" / "store", place.store.root, draw):
+                    wrong = power.wrong_after(each, place)
+                    if failure.at_the_end:
+                        wrong += power.lost_at_the_end(each, place)
+                    result.add("states after a loss of power", failure.after, wrong)
+                    if draw.random() < RECOVERED and each.seconds < 1:
+                        steps.age(place.store)
+                        wrong = place.again(each.step)
+                        wrong += steps.differences(steps.but_for_aside(place.store), steps.without_aside(each.after))
+                        result.add("states after which it was run again", failure.after, wrong)
+                    if time.monotonic() > until_s:
+                        return result
+
+
+def in_rollouts(folder: Path, draw: random.Random, until_s: float) -> Result:
+    """Kill what takes part in rollouts, under load."""
+    result, seen = Result(), dict[str, rollouts.Losses]()
+    with rollouts.machine(folder) as place:
+        for victim, state in rollouts.kinds(draw):
+            if time.monotonic() > until_s:
+                break
+            losses = seen.setdefault(victim, rollouts.Losses())
+            before = losses.kills
+            try:
+                wrong = rollouts.kill_in_rollout(place, victim, state, draw, losses)
+            except (AssertionError, SlipwayError) as error:
+                wrong = [f"{type(error).__name__}: {error}"]
+            if losses.kills > before or wrong:
+                result.add(f"rollouts, {victim} killed", f"{victim} while {state}", wrong)
+    for victim, losses in seen.items():
+        print(
+            f"{victim}: {losses.kills} kills, {losses.requests} requests, {losses.cut} answers cut off, "
+            f"{losses.refused} not answered, longest without an answer {max(losses.silent_s, default=0):.1f} s"
+        )
+    return result
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    "programs": programs,
+    "runs": engine,
+    "power": losses_of_power,
+    "rollouts": in_rollouts,
+}
+
+
+def table(results: Mapping[str, Result]) -> Iterator[str]:
+    for result in results.values():
+        yield from (f"{what:48} {count:>8,}" for what, count in sorted(result.rows.items()))
+    yield f"{'wrong':48} {sum(len(result.wrong) for result in results.values()):>8,}"

@@ -1,0 +1,102 @@
+"""A fixed part of what ``make campaign`` does for long: nothing is lost, and nothing half-made is used."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaign import kills, power, rollouts, steps
+from tests.campaign.kills import Kill, Known
+from tests.campaign.steps import Hub, Place
+
+KILLS = 3
+"""Of each step."""
+EVERY = 17
+"""Of the states after a loss of power, so many-th is looked at."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with steps.hub() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("campaign").resolve()
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path, hub: Hub) -> dict[str, Known]:
+    return {each.step.name: each for each in kills.undisturbed(folder, hub, ("fp16",))}
+
+
+def test_a_program_that_is_killed_at_any_call_is_run_again_and_nothing_is_lost(
+    known: dict[str, Known], hub: Hub, tmp_path: Path
+) -> None:
+    place, draw, every = Place(tmp_path, hub), random.Random(1), kills.each_call([*known.values()])
+    for step in known.values():
+        of_step = [kill for kill in every if kill.known is step]
+        for kill in draw.sample(of_step, min(KILLS, len(of_step))):
+            assert kills.killed(kill, place) == (True, []), str(kill)
+
+
+def test_when_power_fails_a_store_has_what_it_had_or_what_was_made(
+    known: dict[str, Known], folder: Path, hub: Hub, tmp_path: Path
+) -> None:
+    place, draw, looked_at = Place(tmp_path, hub), random.Random(1), 0
+    for step in [each for each in known.values() if each.step.killed]:
+        for failure in power.failures(step, folder / "undisturbed" / "store", place.store.root, draw, EVERY):
+            assert power.wrong_after(step, place) == [], failure.after
+            if failure.at_the_end:
+                assert power.lost_at_the_end(step, place) == [], failure.after
+            looked_at += 1
+    assert looked_at > 100
+
+
+def test_a_program_that_makes_nothing_durable_is_noticed(
+    known: dict[str, Known], folder: Path, hub: Hub, tmp_path: Path
+) -> None:
+    place, publish = Place(tmp_path, hub), known["publish"]
+    hasty = Known(publish.step, publish.before, [c for c in publish.calls if c.kind != "fsync"], 1.0, publish.after)
+    noticed = [
+        power.wrong_after(hasty, place) + (power.lost_at_the_end(hasty, place) if failure.at_the_end else [])
+        for failure in power.failures(hasty, folder / "undisturbed" / "store", place.store.root, random.Random(1))
+        if failure.after.split()[-4] == "rename" or failure.at_the_end
+    ]
+    texts = [text for wrong in noticed for text in wrong]
+    assert any("is not valid" in text for text in texts)
+    assert any("missing instead of" in text for text in texts)
+
+
+def test_what_a_kill_left_is_noticed(known: dict[str, Known], hub: Hub, tmp_path: Path) -> None:
+    place, publish = Place(tmp_path, hub), known["publish"]
+    number = next(n for n, call in enumerate(publish.calls, 1) if call.path.endswith("/candidate_metrics.json"))
+    steps.copy(publish.before, place.store.root)
+    assert place.run(publish.step, f"kill:{number}:{signal.SIGKILL}")[0] == -signal.SIGKILL
+    (left,) = steps.unreferenced(place.store)
+    assert left.startswith(".candidate_metrics.json.")
+    assert place.again(publish.step) == [f"left: {left}"], "it may be another process's until an hour has passed"
+    assert steps.differences(steps.what_matters(place.store), publish.after)[0].startswith(left)
+
+
+def test_a_kill_at_a_random_time_is_the_same(known: dict[str, Known], hub: Hub, tmp_path: Path) -> None:
+    kill = Kill(known["acquire"], 0, signal.SIGKILL, after_s=0.05)
+    assert kills.killed(kill, Place(tmp_path, hub)) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["controller", *(pytest.param(each, marks=pytest.mark.slow) for each in rollouts.VICTIMS if each != "controller")],
+)
+def test_a_rollout_goes_on_after_a_kill_and_the_endpoint_answers(victim: str, tmp_path: Path) -> None:
+    losses = rollouts.Losses()
+    with rollouts.machine(tmp_path.resolve()) as place:
+        assert rollouts.kill_in_rollout(place, victim, "observing", random.Random(2), losses) == []
+    assert losses.kills == 1
+    if victim == "controller":
+        assert (losses.cut, losses.refused) == (0, 0)
