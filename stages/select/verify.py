@@ -283,8 +283,10 @@ def _without_sentences(document: dict[str, Any]) -> dict[str, Any]:
 def check_report(stored: StoredDecision, evaluations: Mapping[str, Evaluation], verification: Verification) -> None:
     """Compare the evaluations in the run's report with the recomputed ones."""
     path = stored.folder / REPORT
-    for document in (_json(path) or {}).get("evaluations", []):
-        if (name := document.get("variant")) not in evaluations:
+    listed = (_json(path) or {}).get("evaluations")
+    for document in listed if isinstance(listed, list) else []:
+        name = document.get("variant") if isinstance(document, dict) else None
+        if not isinstance(name, str) or name not in evaluations:
             continue
         with suppress(ValidationError):  # with the fields that later versions have added
             document |= Evaluation.model_validate_json(json.dumps(document)).model_dump(mode="json")

@@ -21,6 +21,17 @@ def test_what_can_not_be_read_is_refused_and_nothing_else_is_touched(name: str, 
             feed(target, target.make(Random(seed)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("records", 20261141), ("access log", 20261237), ("decisions", 20261598), ("door", 20350944)],
+)
+def test_what_long_runs_have_found_stays_mended(name: str, seed: int, tmp_path: Path) -> None:
+    """A release's date that is none, more tokens than a database counts, a report whose evaluations are texts, and half
+    a character in a model's name."""
+    TARGETS[name].prepare(tmp_path)
+    feed(TARGETS[name], TARGETS[name].make(Random(seed)), tmp_path)
+
+
 def test_a_path_elsewhere_a_program_and_an_endless_parser_are_noticed(tmp_path: Path) -> None:
     for act in (
         lambda: Path("/etc/hostname").read_bytes(),

@@ -12,13 +12,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stages.parts.base.store import Record, write_text
 
 NAME: Final = "access.jsonl"
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What a database takes."""
 
 
 class LoggedRequest(BaseModel):
@@ -40,23 +42,23 @@ class LoggedRequest(BaseModel):
     server: str | None = None
     """The socket of the server that answered, which no other server and no other start of it has."""
     path: str | None = None
-    status: int = 0
+    status: Int64 = 0
     """0 if the client was gone before there was one."""
     flags: str | None = None
     """Why Envoy itself ended it; see its documentation of RESPONSE_FLAGS. ``DC``: the client went away."""
     ttft_ms: float | None = None
     """Until the first byte of an answer: of a stream, the first token."""
     duration_ms: float = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
+    prompt_tokens: Int64 | None = None
+    cached_tokens: Int64 | None = None
     """How many of the prompt's tokens were in the prefix cache."""
-    output_tokens: int | None = None
+    output_tokens: Int64 | None = None
     copy_of: str | None = None
     """The id of the request of which this is a copy, whose answer nobody got."""
     content_type: str | None = None
-    server_ttft_us: int | None = None
+    server_ttft_us: Int64 | None = None
     """From the moment at which the server got the request. What the door and a slow client take is not among it."""
-    server_answer_us: int | None = None
+    server_answer_us: Int64 | None = None
     """From the first to the last byte of the server's answer."""
 
 
@@ -69,8 +71,8 @@ class Reading(Record):
     """Seconds since 1970."""
     model: str
     release: str
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: Int64
+    output_tokens: Int64
 
 
 LINE: Final = TypeAdapter[LoggedRequest | Reading](LoggedRequest | Reading)

@@ -87,7 +87,8 @@ class DoorAnswer:
         if self.status == 429:
             headers["retry-after"] = str(max(1, math.ceil(self.wait_s)))
         kind, code = KINDS.get(self.status, "invalid_request_error"), CODES.get(self.status)
-        error = {"message": self.message, "type": kind, "param": None, "code": code}
+        message = self.message.encode(errors="backslashreplace").decode()  # a model's name may have half a character
+        error = {"message": message, "type": kind, "param": None, "code": code}
         return JSONResponse({"error": error}, self.status, headers)
 
 

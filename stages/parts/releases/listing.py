@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.parts.base.store import ModelStore, Record, files_in, from_json
+from pydantic import AwareDatetime, BaseModel
+
+from stages.parts.base.store import ModelStore, Record, files_in
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import under_way
 from stages.parts.records.variant import VARIANT, Variant
@@ -27,6 +29,26 @@ class MoveSummary(releases.OneMove):
     """The largest share of new requests that the release got."""
     analysis: dict[str, Any] | None
     """The last comparison of the two releases; None if they were not compared."""
+
+
+class _Scored(BaseModel):
+    variant: str
+    score: float | None = None
+
+
+class _Engine(BaseModel):
+    name: str = ""
+    version: str = ""
+
+
+class _Decided(BaseModel):
+    """What is shown of a release's decision. Another version may have written other fields beside it."""
+
+    winner: str = ""
+    candidates: tuple[_Scored, ...] = ()
+    engine: _Engine = _Engine()
+    reason: str = ""
+    decided_at: AwareDatetime | None = None
 
 
 class ReleaseSummary(Record):
@@ -100,25 +122,22 @@ def _release(
     store: ModelStore, number: int, name: str, state: ReleaseState, moves: tuple[MoveSummary, ...]
 ) -> ReleaseSummary:
     folder = store.releases / name
-    decision: dict[str, Any] = {}  # as plain data: another version may have written other fields
+    decision = _Decided()
     with contextlib.suppress(OSError, ValueError):
-        written = from_json((folder / releases.METRICS).read_text(encoding="utf-8"))
-        decision = written if isinstance(written, dict) else {}
+        decision = _Decided.model_validate_json((folder / releases.METRICS).read_bytes())
     variant = Variant.read_if_intact(folder / VARIANT)
-    scores = {each.get("variant"): each.get("score") for each in decision.get("candidates", [])}
-    decided = decision.get("decided_at")
-    made = datetime.fromisoformat(decided) if decided else datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    scores = {each.variant: each.score for each in decision.candidates}
     return ReleaseSummary(
         number=number,
         name=name,
         variant=name.split("-", 1)[1].rpartition("-")[0],
         digest=variant.digest if variant else None,
-        engine=" ".join(filter(None, map(decision.get("engine", {}).get, ("name", "version")))),
+        engine=" ".join(filter(None, (decision.engine.name, decision.engine.version))),
         adapters=tuple(adapters_in(folder)),
-        score=scores.get(decision.get("winner")),
+        score=scores.get(decision.winner),
         outcome=releases.headline(store, name),
-        reason=str(decision.get("reason", "")),
-        made_at=made,
+        reason=decision.reason,
+        made_at=decision.decided_at or datetime.fromtimestamp(folder.stat().st_mtime, UTC),
         size_bytes=bytes_of([folder])[0],
         signer=signer_of(folder),
         state=state,
