@@ -41,7 +41,9 @@ class Fp16:
             place_tree(base.directory, target, [*base.weights, *([INDEX] if sharded else [])])
         else:
             for name in base.weights:
-                cast_file(base.directory / name, target / name)
+                tensors = sorted(read_header(base.directory / name).values(), key=lambda tensor: tensor.start)
+                dtypes = {tensor.name: _cast(tensor.dtype) for tensor in tensors}
+                write_tensors(target / name, {tensor.name: tensor for tensor in tensors}, dtypes)
             if sharded:
                 write_index(target, base)
         write_config(base, target, base.half_dtype)
@@ -58,13 +60,6 @@ class Fp16:
 
 
 FP16: Final = Format(STORAGE, Fp16())
-
-
-def cast_file(source: Path, target: Path) -> None:
-    """Write the shard *source* to *target* in bfloat16. Tensors that are not floating-point stay unchanged."""
-    tensors = read_header(source)
-    in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
-    write_tensors(target, {each.name: each for each in in_order}, {each.name: _cast(each.dtype) for each in in_order})
 
 
 def _cast(dtype: str) -> str:

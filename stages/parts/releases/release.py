@@ -166,7 +166,7 @@ def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, re
     the rest."""
     finish(store)
     began = Act(by=by, what="began", at=datetime.now().astimezone(), reason=reason)
-    _move_at_once(store, kind, release, current_release(store), reason, began).write(store.path / UNFINISHED)
+    move_at_once(store, kind, release, current_release(store), reason, began).write(store.path / UNFINISHED)
     finish(store)
 
 
@@ -186,14 +186,8 @@ def finish(store: ModelStore) -> Move | None:
     return move if is_last else None
 
 
-def remember_at_once(
-    store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act
-) -> None:
-    """Append a move that was made without a rollout to the history."""
-    remember(store, _move_at_once(store, kind, release, before, reason, began))
-
-
-def _move_at_once(store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act) -> Move:
+def move_at_once(store: ModelStore, kind: MoveKind, release: str, before: str | None, reason: str, began: Act) -> Move:
+    """Describe a move that is made without a rollout."""
     return Move(
         id=uuid.uuid4().hex[:12],
         kind=kind,

@@ -84,7 +84,7 @@ def move(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: K
         reason = f"served in mode {mode}, no longer {before}"
         new.announce("ModeMoved", f"{release}: {reason}")
         act = Act(by=user, what="began", at=began)
-        releases.remember_at_once(store, "settings", release, release, reason, act)
+        releases.remember(store, releases.move_at_once(store, "settings", release, release, reason, act))
     took_s = (datetime.now().astimezone() - began).total_seconds()
     return Moved(release=release, before=before, mode=mode, seconds=round(took_s, 1), answers=answers(load.replies()))
 
