@@ -8,7 +8,6 @@ https://goharbor.io/docs/latest/working-with-projects/project-configuration/conf
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,8 +18,8 @@ from stages.parts.base.errors import EventRefused, InvalidName, check_known
 from stages.parts.base.store import directory_name
 from stages.parts.cluster.api import Cluster
 from stages.parts.cluster.kinds import Object
+from stages.parts.model.hub import COMMIT
 
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 SHOWN: Final = 100
 """Characters of a refused value that a message shows."""
 MAIN: Final = "refs/heads/main"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Final
@@ -201,4 +200,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(main))
+    program.main(main)

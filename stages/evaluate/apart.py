@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from stages.evaluate.quality import FIRST
-from stages.evaluate.results import conditions_of
+from stages.evaluate.results import MINUTE, conditions_of
 from stages.evaluate.subject import Session, Subject, lanes
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
@@ -21,7 +21,6 @@ from stages.parts.samples.lines import Samples, read_answers, write_samples
 from stages.parts.vllm.arguments import gpu_groups
 from stages.parts.vllm.parsers import parser_arguments
 
-MINUTE: Final = 60
 SHARE: Final = 1 / 3
 """Of the budget, for the questions to a reference whose weights are read from the host's memory again and again."""
 

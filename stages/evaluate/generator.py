@@ -14,7 +14,6 @@ from typing import Any, Final
 from stages.evaluate.preloaded import answer_calls
 from stages.parts.vllm.arguments import VLLM
 
-MODULE: Final = "stages.evaluate.generator"
 # vLLM seeds the prompts of a trace with Python's hash of a text.
 VARIABLES: Final = {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
 ENDED_EARLY: Final = 3

@@ -18,15 +18,12 @@ from typing import Any, Final
 
 from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
-from stages.evaluate.questions.question import CHAT, PLAIN, QuestionTask, Served, answers
+from stages.evaluate.questions.question import CHAT, PLAIN, TIMEOUT_S, QuestionTask, Served, answers
 from stages.parts.base.store import write_json
 from stages.parts.model.description import chat_template
 from stages.parts.vllm.client import Access
 
-MODULE: Final = "stages.evaluate.harness"
 VARIABLES: Final[dict[str, str]] = {}
-TIMEOUT_S: Final = 900
-"""A request may wait for many others on a slow machine."""
 MAX_TOKENS: Final = 256
 """lm-eval's own default for an answer."""
 CLUSTER_DIGITS: Final = 12

@@ -89,7 +89,7 @@ def lanes(standing: contextlib.ExitStack, serving: Serving, variants: int, logs:
     for number, gpus in enumerate(gpu_groups(serving)[:variants]):
         clients = (
             standing.enter_context(
-                Preloaded(module.MODULE, logs / f"evaluate.{name}{number or ''}.log", module.VARIABLES)
+                Preloaded(module.__name__, logs / f"evaluate.{name}{number or ''}.log", module.VARIABLES)
             )
             for name, module in (("generator", generator), ("harness", harness))
         )

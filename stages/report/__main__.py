@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from typing import Final
 
 from stages.parts.base import program
@@ -45,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(main))
+    program.main(main)

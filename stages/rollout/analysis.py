@@ -18,7 +18,7 @@ from scoring import canary as stats
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.workload import Slo
 from stages.parts.records.rollout import Analysis, CanaryCheck, Counters, Journal, Side, Slice, Window
-from stages.rollout.slices import Latency, counts, load, log_ratios, logs, slices_of, typical_s
+from stages.rollout.slices import LATENCIES, Latency, counts, load, log_ratios, logs, slices_of, typical_s
 
 MS: Final = 1000.0
 ERRORS: Final = 0.5
@@ -176,7 +176,6 @@ FAILURES: Final = {
     "delayed": (lambda side: (side.delayed, side.ttft_count), "requests waited far too long for their first token"),
 }
 DELAYS: Final[tuple[Failing, ...]] = ("late", "delayed")
-LATENCIES: Final[tuple[Latency, ...]] = ("ttft", "tpot")
 
 
 def _latency(settings: Rollout, name: Latency, observation: Observation, level: float) -> CanaryCheck | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
@@ -79,4 +78,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(main))
+    program.main(main)

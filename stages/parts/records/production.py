@@ -161,9 +161,7 @@ class Standing(Record):
     @property
     def promotion(self) -> Promotion:
         """What becomes of the winner."""
-        if self.forced:
-            return "promoted"
-        if self.relation in ("better", "not worse"):
+        if self.forced or self.relation in ("better", "not worse"):
             return "promoted"
         return "equivalent" if self.relation == "equivalent" else "kept"
 

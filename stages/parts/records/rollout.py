@@ -92,15 +92,13 @@ class Counters(Record):
         first token certainly came later than after *late_s* was delayed."""
         base = ZERO if self.restarted_since(earlier) else earlier
         ttft, tpot = _difference(self.ttft, base.ttft), _difference(self.tpot, base.tpot)
+        sums = ("answered", "failed", "refused", "ttft_s", "tpot_s")
+        rose: dict[str, Any] = {name: getattr(self, name) - getattr(base, name) for name in sums}
         return Side(
-            answered=self.answered - base.answered,
-            failed=self.failed - base.failed,
-            refused=self.refused - base.refused,
-            ttft_s=self.ttft_s - base.ttft_s,
             ttft_count=ttft[-1] if ttft else 0.0,
-            tpot_s=self.tpot_s - base.tpot_s,
             tpot_count=tpot[-1] if tpot else 0.0,
             delayed=ttft[-1] - ttft[bisect_left(self.ttft_bounds, late_s)] if ttft else 0.0,
+            **rose,
         )
 
 

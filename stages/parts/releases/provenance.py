@@ -7,7 +7,6 @@ https://slsa.dev/spec/v1.1/provenance and https://cyclonedx.org/docs/1.6/json
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 from stages.parts.base.errors import NotTrusted
 from stages.parts.base.store import sha256_of, write_json
 from stages.parts.model.adapter import FOLDER
+from stages.parts.model.hub import COMMIT
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.production import Production
 from stages.parts.records.variant import Variant
@@ -23,7 +23,6 @@ from stages.parts.records.variant import Variant
 PROVENANCE: Final = "provenance.json"
 BOM: Final = "bom.cdx.json"
 TYPES: Final = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://slsa.dev/provenance/v1"}
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 Json = dict[str, Any]
 
 

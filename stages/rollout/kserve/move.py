@@ -78,7 +78,7 @@ def move(cluster: Cluster, store: ModelStore, serving: AskedServing, settings: K
         user, began = new.who(), datetime.now().astimezone()
         access = access_to(store, old.client_url(), settings.gateway_url or "")
         with SteadyLoad(access, CLIENTS, (PROMPT_TOKENS, OUTPUT_TOKENS), PAUSE_S) as load:
-            _until_answered(load, time.monotonic(), "no request is answered, and nothing was changed")
+            _until_answered(load, "no request is answered, and nothing was changed")
             _bring_up(store, old, new, release)
             _hand_over(load, old, new, release)
         reason = f"served in mode {mode}, no longer {before}"
@@ -136,7 +136,7 @@ def _hand_over(load: SteadyLoad, old: KServeTarget, new: KServeTarget, release: 
         new.promote(release)
         old.leave_host()
         say(f"rollout: mode {new.installation.mode} has the host name")
-        _until_answered(load, time.monotonic(), f"no request is answered in mode {new.installation.mode}")
+        _until_answered(load, f"no request is answered in mode {new.installation.mode}")
     say(f"rollout: removing what mode {old.installation.mode} left")
     old.remove_services()
     new.wait_for_propagation(release, 100)
@@ -158,13 +158,14 @@ def _undone(old: KServeTarget, new: KServeTarget, release: str) -> Iterator[None
         raise
 
 
-def _until_answered(load: SteadyLoad, since_s: float, failure: str) -> None:
-    """Wait for a good answer to a request sent after *since_s*."""
+def _until_answered(load: SteadyLoad, failure: str) -> None:
+    """Wait for a good answer to a request sent from now on."""
+    since_s = time.monotonic()
 
     def answered() -> bool:
         return any(not reply.error for reply in load.replies() if reply.sent_s >= since_s)
 
-    if seconds_until(answered, time.monotonic(), ANSWER_S, LOOK_S) is None:
+    if seconds_until(answered, since_s, ANSWER_S, LOOK_S) is None:
         errors = [reply.error for reply in load.failed()]
         hint = "where the endpoint's name can't be resolved: --set kserve.gateway_url=http://…"
         raise DrillFailed(f"{failure}: {errors[-1] if errors else 'none came back'}", hint=hint)

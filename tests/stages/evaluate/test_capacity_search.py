@@ -107,7 +107,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StartLoad,
     """The load of one start, the server, and what loads it."""
     need("vllm")
     folder = tmp_path_factory.mktemp("search")
-    with Slots() as server, Preloaded(generator.MODULE, folder / "generator.log", generator.VARIABLES) as preloaded:
+    with Slots() as server, Preloaded(generator.__name__, folder / "generator.log", generator.VARIABLES) as preloaded:
         given: Any = server
         target = LoadTarget(preloaded, given, DEMO / "model", WORKLOAD, None, folder / "load.log")
         yield load_start(target, 0), server, target

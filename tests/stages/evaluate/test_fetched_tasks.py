@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.harness import MODULE
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import run_tasks, scores_of
 from stages.evaluate.questions import written
@@ -109,7 +108,7 @@ def test_the_share_of_right_answers_is_the_score_and_only_the_hub_is_asked_for_d
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, address)
         monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-        with Preloaded(MODULE, tmp_path / "harness.log") as harness:
+        with Preloaded("stages.evaluate.harness", tmp_path / "harness.log") as harness:
             scores = {}
             for task, right in (("gsm8k", 11), ("ifeval", 6), ("instructions", 8), ("gsm8k", 15)):
                 with scripted(right, thought if right in (6, 11) else solved) as endpoint:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stages.evaluate.harness import MODULE
 from stages.evaluate.preloaded import Preloaded
 from stages.evaluate.quality import check_tasks, group_shares, items_of, run_tasks, scores_of
 from stages.parts.base.errors import ConfigError, HubUnavailable, MeasurementFailed, UnknownName
@@ -227,7 +226,7 @@ def test_data_that_cannot_be_downloaded_may_pass_and_data_that_is_missing_will_n
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "own.yaml").write_text(UNREACHABLE.format(path=path, file=tmp_path / "missing.jsonl"))
     expected, reason = (HubUnavailable, "could not be downloaded") if "/" in path else (MeasurementFailed, "missing")
-    with Preloaded(MODULE, tmp_path / "harness.log") as harness, pytest.raises(expected, match=reason) as raised:
+    with Preloaded("stages.evaluate.harness", tmp_path / "harness.log") as harness, pytest.raises(expected, match=reason) as raised:
         run_tasks(
             harness,
             server,
