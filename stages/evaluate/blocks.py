@@ -139,17 +139,13 @@ class Blocks:
         self._further = self._further_items(verdict, measured) if judged.goes_on and judged.wants_items else {}
         for name in running:
             loaded[name].looks = len(self._progress.times)
-        self._end(loaded, verdict, goes_on=judged.goes_on)
-        return judged.goes_on
-
-    def _end(self, loaded: Mapping[str, Subject], verdict: Verdict, *, goes_on: bool) -> None:
-        """End a look: keep what was measured."""
         sentence, spent_s = in_words(verdict), self._spent_s
-        ended: Ended = "" if goes_on else "budget" if verdict.open_comparisons else "settled"
+        ended: Ended = "" if judged.goes_on else "budget" if verdict.open_comparisons else "settled"
         # Kept before it is printed: an interruption then loses nothing.
         self._keep(loaded, ended, sentence, spent_s)
-        budget_s = self._plan.budget_s
-        say(f"after block {self._number}, {spent_s / MINUTE:.1f} of {budget_s / MINUTE:g} minutes: {sentence}")
+        minutes = f"{spent_s / MINUTE:.1f} of {self._session.workload.budget_minutes:g} minutes"
+        say(f"after block {self._number}, {minutes}: {sentence}")
+        return judged.goes_on
 
     def _further_items(self, verdict: Verdict, measured: Mapping[str, Measured]) -> dict[str, int]:
         """How many items the next block asks in all, of the tasks of which more tell most about the closest lead that
