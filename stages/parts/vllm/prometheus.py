@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -17,19 +17,21 @@ REQUESTS: Final = "http_requests_total"
 """Counted by prometheus-fastapi-instrumentator, with labels ``handler`` and ``status`` (2xx, 4xx, 5xx)."""
 API: Final = "/v1/"
 """Only handlers below it answer clients; /health and /metrics are not counted."""
-OUTPUT_TOKENS: Final = "vllm:request_generation_tokens_sum"
-PROMPTS: Final = "vllm:request_prompt_tokens"
 TTFT: Final = "vllm:time_to_first_token_seconds"
 TPOT: Final = "vllm:request_time_per_output_token_seconds"
-RUNNING: Final = "vllm:num_requests_running"
-WAITING: Final = "vllm:num_requests_waiting"
-PREEMPTED: Final = "vllm:num_preemptions_total"
 CACHE: Final = "vllm:kv_cache_usage_perc"
-METRICS: Final = (
-    *(REQUESTS, OUTPUT_TOKENS, f"{PROMPTS}_sum", f"{PROMPTS}_count"),
-    *(f"{TTFT}_bucket", f"{TTFT}_sum", f"{TPOT}_bucket", f"{TPOT}_sum"),
-    *(RUNNING, WAITING, PREEMPTED, CACHE),
-)
+SUMMED: Final = {
+    "output_tokens": "vllm:request_generation_tokens_sum",
+    "prompt_tokens": "vllm:request_prompt_tokens_sum",
+    "prompts": "vllm:request_prompt_tokens_count",
+    "ttft_s": f"{TTFT}_sum",
+    "tpot_s": f"{TPOT}_sum",
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "preempted": "vllm:num_preemptions_total",
+}
+"""Fields of ``Counters``, each with the series that it is the sum of."""
+METRICS: Final = (REQUESTS, *SUMMED.values(), f"{TTFT}_bucket", f"{TPOT}_bucket", CACHE)
 """All series that are read."""
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
@@ -69,25 +71,19 @@ def read_tokens(text: str) -> tuple[int, int]:
 def sum_counters(samples: Sequence[Sample], instance: str) -> Counters:
     """Sum the counters over the samples of any number of servers; TransientError if one is not a finite number."""
     (ttft_bounds, ttft), (tpot_bounds, tpot) = _histogram(samples, TTFT), _histogram(samples, TPOT)
+    sums: dict[str, Any] = {field: _sum(samples, series) for field, series in SUMMED.items()}
     try:
         return Counters(
             answered=_requests(samples, "2xx"),
             failed=_requests(samples, "5xx"),
             refused=_requests(samples, "4xx"),
-            output_tokens=_sum(samples, OUTPUT_TOKENS),
-            prompt_tokens=_sum(samples, f"{PROMPTS}_sum"),
-            prompts=_sum(samples, f"{PROMPTS}_count"),
             ttft_bounds=ttft_bounds,
             ttft=ttft,
-            ttft_s=_sum(samples, f"{TTFT}_sum"),
             tpot_bounds=tpot_bounds,
             tpot=tpot,
-            tpot_s=_sum(samples, f"{TPOT}_sum"),
-            running=_sum(samples, RUNNING),
-            waiting=_sum(samples, WAITING),
-            preempted=_sum(samples, PREEMPTED),
             cache_used=max((sample.value for sample in samples if sample.name == CACHE), default=0.0),
             instance=instance,
+            **sums,
         )
     except ValidationError as error:
         field = error.errors()[0]["loc"][0]
