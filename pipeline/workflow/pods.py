@@ -58,7 +58,7 @@ def of_workflow(
         **{name: getattr(spec, name) for name in spec.model_fields_set},
     }
     if metrics and platform.cluster:
-        fields["metrics"] = _metrics("run", "{{workflow.duration}}", status="{{workflow.status}}")
+        fields["metrics"] = metrics_of("run", "{{workflow.duration}}", status="{{workflow.status}}")
     return fields
 
 
@@ -95,7 +95,7 @@ def of_stage(
     fields["security_context"] = models.SecurityContext.model_validate(CONTAINER["securityContext"])
     if metrics:
         labels = {"stage": name, "variant": variant, "status": "{{status}}"}
-        fields["metrics"] = _metrics("stage", "{{duration}}", **labels)
+        fields["metrics"] = metrics_of("stage", "{{duration}}", **labels)
     return fields
 
 
@@ -143,12 +143,8 @@ def synchronization(asks: Stage, platform: Platform, mutex: str | None) -> model
     return models.Synchronization(mutexes=mutexes, semaphores=semaphores) if mutexes or semaphores else None
 
 
-def waiting_metrics(model: str) -> models.Metrics:
-    """Return how long a suspended step has waited, as long as it does."""
-    return _metrics("approval", "{{duration}}", model=model)
-
-
-def _metrics(unit: str, duration: str, **labels: str) -> models.Metrics:
+def metrics_of(unit: str, duration: str, **labels: str) -> models.Metrics:
+    """Return what Argo's controller tells of a run, a stage or an approval: see ``metrics.yaml.jinja``."""
     by = [{"key": key, "value": value} for key, value in labels.items()]
     (prometheus,) = rendered(Path(__file__).with_name("metrics.yaml.jinja"), unit=unit, duration=duration, labels=by)
     return models.Metrics(prometheus=prometheus)

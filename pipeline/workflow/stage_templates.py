@@ -99,8 +99,8 @@ def add_templates(platform: Platform) -> None:
     for template in _templates(platform):
         _add(template, platform)
     if platform.serves_on != LOCAL:
-        waiting = pods.waiting_metrics(workflow_parameter("model")) if platform.cluster else None
-        Approval(name="approve", inputs=[Parameter(name="message")], metrics=waiting)
+        waiting = pods.metrics_of("approval", "{{duration}}", model=workflow_parameter("model"))
+        Approval(name="approve", inputs=[Parameter(name="message")], metrics=waiting if platform.cluster else None)
     _add_exit_handler(platform)
 
 
