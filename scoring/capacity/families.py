@@ -122,11 +122,8 @@ def _ernie_moe(read: Reader, index: int) -> Layer:
 
 def _glm_moe(read: Reader, index: int) -> Layer:
     attention = read.attention(index)
-    return read.layer(
-        attention,
-        _deepseek_experts(read, index),
-        vectors=2 * attention.head_size * bool(read.config.get("use_qk_norm")),
-    )
+    norms = 2 * attention.head_size if read.config.get("use_qk_norm") else 0
+    return read.layer(attention, _deepseek_experts(read, index), vectors=norms)
 
 
 def _hunyuan_moe(read: Reader, index: int) -> Layer:

@@ -10,6 +10,7 @@ read the cache of an earlier one take none.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -95,13 +96,7 @@ class CacheLayout:
 
 def largest(low: int, high: int, meets: Callable[[int], bool]) -> int:
     """Find the largest number up to *high* that *meets* a limit, as all smaller ones do; *low* if none does."""
-    while low < high:
-        middle = (low + high + 1) // 2
-        if meets(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return low + bisect_left(range(low + 1, high + 1), True, key=lambda value: not meets(value))
 
 
 def cache_layout(model: Architecture, rules: CacheRules) -> CacheLayout:

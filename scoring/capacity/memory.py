@@ -229,9 +229,7 @@ def rounded_context(longest: int, model: Architecture) -> int:
 def left_out(model: Architecture, storage: Storage, tensor_parallel_size: int) -> tuple[str, ...]:
     """Say why vLLM can't divide a variant's weights among that many GPUs. The quantizer and vLLM themselves report what
     a single GPU can't compute."""
-    if tensor_parallel_size == 1:
-        return ()
-    return tuple(undivided(model, storage, tensor_parallel_size))
+    return tuple(undivided(model, storage, tensor_parallel_size)) if tensor_parallel_size > 1 else ()
 
 
 def surely_fits(fitted: Fit, settings: MemorySettings) -> bool:

@@ -134,9 +134,8 @@ class Roofline:
         if size == 1:
             return 0.0
         one_way = self.accelerator.link_gb_per_s / 2 * 1e9 * ASSUMED.link_efficiency.value
-        seconds = (
-            2 * (size - 1) / size * tokens * self.model.hidden * HALF / one_way + ASSUMED.link_latency_us.value / 1e6
-        )
+        sent_bytes = 2 * (size - 1) / size * tokens * self.model.hidden * HALF
+        seconds = sent_bytes / one_way + ASSUMED.link_latency_us.value / 1e6
         return ALL_REDUCES * len(self.model.layers) * seconds
 
     def _peak(self) -> float:
