@@ -220,15 +220,8 @@ class Cluster:
             answer = self._send("GET", path, query, None, "", stream=True)
             if answer.status >= 300:
                 raise refusal(answer.status, parsed(answer.read()), self.address, answer.headers.get("Retry-After"))
-            try:
-                tail = b""
-                for block in answer.stream(1 << 16):
-                    *lines, tail = (tail + block).split(b"\n")
-                    yield from lines
-                if tail:
-                    yield tail
-            finally:
-                answer.close()
+            with contextlib.closing(answer):
+                yield from (line.removesuffix(b"\n") for line in answer)
         except urllib3.exceptions.HTTPError as error:
             raise lost(error, self.address) from error
 
