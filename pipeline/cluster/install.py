@@ -18,7 +18,7 @@ from pipeline.cluster.controller import account, has_repository
 from pipeline.cluster.manifests import documents_of, of_folder
 from pipeline.cluster.monitoring import Monitoring
 from pipeline.cluster.scaling_check import with_prometheus
-from pipeline.runs.tables import plain_table
+from pipeline.runs.engine import plain_table
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
 from pipeline.workflow.parameters import NAME

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from pipeline.commands.options import Commands, ConfigOptions, Where
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
 from stages.parts.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,8 +143,6 @@ def _on_cluster(options: ConfigOptions, where: Where) -> tuple[Cluster, ClusterC
 
 def _table(rows: Sequence[Allowed], keys: Collection[str] | None = None) -> Any:
     """Return a table of clients; with *keys*, the names of those that have one, it says who has."""
-    from pipeline.runs.tables import plain_table
-
     headings = [*LIMITS.values(), "Priority"]
     table = plain_table("Client", "Models", *headings, *(["Key"] if keys is not None else []), right=headings)
     for client in rows:

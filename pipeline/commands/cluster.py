@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.options import Commands, ConfigOptions, ContextOption, Where
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.log import say
 
@@ -22,8 +22,6 @@ def doctor(*, options: ConfigOptions, where: Where) -> Printout:
     Says how to get what is missing.
     """
     from rich.text import Text
-
-    from pipeline.runs.tables import plain_table
 
     settings = where.settings(options)
     if where.on_cluster:

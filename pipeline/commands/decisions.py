@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands import options as common
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
+from scoring.metrics import shown, span
+from stages.parts.base.errors import ConfigError, VerificationFailed
 
 if TYPE_CHECKING:
     from scoring.profile import Profile
@@ -35,7 +37,6 @@ def verify_decision(name: common.RunArgument = "latest", *, volume: common.Volum
     another version of Slipway, which is named.
     """
     from pipeline.local.runs import folder
-    from stages.parts.base.errors import VerificationFailed
     from stages.select.verify import verify
 
     run = folder(volume.store, name)
@@ -158,7 +159,6 @@ def samples_table(
     starts of each server.
     """
     from pipeline.local.runs import folder
-    from stages.parts.base.errors import ConfigError
     from stages.parts.samples.table import table
     from stages.select.stored import read_stored
 
@@ -177,7 +177,6 @@ def samples_export(model: common.ModelArgument, *, volume: common.VolumeOptions)
 
     They stand for the reference on a machine where it does not fit: by them is judged what the other variants lose.
     """
-    from stages.parts.base.errors import ConfigError
     from stages.parts.samples.lines import export_answers
 
     text = export_answers(volume.of_model(model))
@@ -247,8 +246,6 @@ def _changes(published: Production | None, decision: Production) -> list[str]:
 
 def cost_lines(decision: Production) -> list[str]:
     """Return the cost of a million output tokens with each variant, and the rate; none without a price."""
-    from scoring.metrics import span
-
     basis = {"goodput": "at the goodput, within the latency targets", "throughput": "at the measured throughput"}
     return [
         f"{candidate.variant}: {candidate.cost.value:.4g} {candidate.cost.currency} "
@@ -272,9 +269,6 @@ def _verified(run: str, verdict: Verification) -> str:
 
 def _comparison(first: str, second: str, comparison: RunComparison) -> Any:
     from rich.console import Group
-
-    from pipeline.runs.tables import plain_table
-    from scoring.metrics import shown
 
     settings = plain_table("Setting", first, second)
     for setting in comparison.settings:

@@ -13,6 +13,7 @@ import typer
 from pipeline.commands.options import Commands, VolumeOptions, WorkloadOption
 from pipeline.commands.releases import target_of_endpoint
 from pipeline.runs.engine import Printout
+from stages.parts.base.errors import DrillFailed, Interrupted, SlipwayError
 from stages.parts.base.log import say
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ for _name, _text in DRILLS.items():
 def _printout(scene: Scene, drills: Mapping[str, Callable[[Scene], Drill]]) -> Printout:
     """Do the drills, and print how they went; the command fails if one of them did. One that is not possible here does
     not keep others from being done."""
-    from stages.parts.base.errors import DrillFailed, Interrupted, SlipwayError
     from stages.parts.records.drills import keep
     from stages.report.page import renew
 

@@ -13,7 +13,7 @@ import typer
 
 from pipeline.commands.options import Commands, ConfigOptions, PlatformOption, Where
 from pipeline.commands.releases import target_of_endpoint
-from pipeline.runs.engine import Printout, last_runs
+from pipeline.runs.engine import Printout, last_runs, plain_table
 from stages.parts.base.errors import AccessDenied, ConfigError, Interrupted, SlipwayError
 from stages.parts.base.log import say
 
@@ -120,7 +120,6 @@ def models(
     """
     from pipeline.planning.fleet import read_fleet
     from pipeline.runs.models import HEADINGS, ModelRow, page_of
-    from pipeline.runs.tables import plain_table
     from stages.parts.base.store import directory_name, write_text
 
     fleet = read_fleet(file, options.platform, on_cluster=where.on_cluster).values() if file else ()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands import options as common
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
 from scoring.units import readable
-from stages.parts.base.errors import Interrupted
+from stages.parts.base.errors import Interrupted, NothingToServe
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -118,7 +118,6 @@ def promote(
     If the model is being served, the release is rolled out as any other, and withdrawn if it fails. Your name and
     reason are recorded.
     """
-    from stages.parts.base.errors import NothingToServe
     from stages.parts.releases.release import find, numbered
     from stages.rollout.commands import publish
 
@@ -213,8 +212,6 @@ def served(store: ModelStore, settings: RunConfig, model: str) -> Split | None:
 def _table(rows: list[ReleaseSummary]) -> Any:
     from rich.text import Text
 
-    from pipeline.runs.tables import plain_table
-
     styles = {"production": "green", "canary": "cyan", "candidate": "cyan", "rolled back": "red"}
     headings = ("Release", "Variant", "Engine", "Digest", "Score", "Made", "Size", "State")
     table = plain_table(*headings, right=("Release", "Score", "Size"))
@@ -234,8 +231,6 @@ def _table(rows: list[ReleaseSummary]) -> Any:
 
 def _history(moves: list[MoveSummary]) -> Any:
     from rich.text import Text
-
-    from pipeline.runs.tables import plain_table
 
     headings = ("When", "What", "From", "To", "Reached", "Outcome", "Took", "Who", "Why")
     table = plain_table(*headings, right=("From", "To", "Reached", "Took"))

@@ -9,7 +9,8 @@ import typer
 
 from pipeline.commands.options import Commands, LocalOptions, ModelArgument, VolumeOptions
 from pipeline.commands.releases import served, serving_of, target_of_endpoint
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
+from stages.parts.base.errors import ConfigError, DrillFailed, check_known
 
 if TYPE_CHECKING:
     from pipeline.settings.config import RunConfig
@@ -90,7 +91,6 @@ def move(
     back if they are no longer answered.
     """
     from pipeline.settings.config import served_by_kserve
-    from stages.parts.base.errors import DrillFailed, check_known
     from stages.parts.cluster.api import connect
     from stages.rollout.kserve.move import movable_modes
     from stages.rollout.kserve.move import move as change_mode
@@ -125,7 +125,6 @@ def render(
     """
     from pipeline.cluster.manifests import as_text
     from pipeline.settings.config import served_by_kserve
-    from stages.parts.base.errors import check_known
     from stages.parts.releases.release import current_release, find
     from stages.rollout.kserve.modes import MODES
     from stages.rollout.kserve.modes import render as objects_of
@@ -144,7 +143,6 @@ def render(
 
 def _target(store: ModelStore, model: str, settings: RunConfig) -> Target:
     """Return the target that the rollout in progress takes place on."""
-    from stages.parts.base.errors import ConfigError
     from stages.parts.records.rollout import under_way
 
     journal, serves_on = under_way(store), settings.platform.serves_on
@@ -199,8 +197,6 @@ def _share(split: Split | None) -> str:
 
 def _figures(analysis: Analysis) -> Any:
     from rich.text import Text
-
-    from pipeline.runs.tables import plain_table
 
     styles = {"pass": "green", "fail": "red", "unclear": "yellow"}
     table = plain_table("Check", "Canary", "Stable", "Limit", "Verdict", right=("Canary", "Stable", "Limit"))

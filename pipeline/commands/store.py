@@ -10,7 +10,7 @@ import typer
 from pipeline.commands.options import Commands, StoreOptions, VolumeOptions
 from pipeline.commands.releases import served
 from pipeline.commands.usage import time_of
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
 from scoring.units import readable
 from stages.parts.base.errors import Busy, ConfigError, DamagedModel
 from stages.parts.base.log import say
@@ -129,8 +129,6 @@ def restore(source: BackupArgument, model: MaybeModelArgument = None, *, options
 
 
 def _spaces(rows: list[Space]) -> Any:
-    from pipeline.runs.tables import plain_table
-
     kinds = ("base", "variants", "releases", "evaluations", "runs", "others", "rest", "total", "shared")
     table = plain_table("Model", *(kind.capitalize() for kind in kinds), right=[kind.capitalize() for kind in kinds])
     for row in rows:

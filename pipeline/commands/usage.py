@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from pipeline.commands.options import Commands, ConfigOptions, StoreOptions, Where
-from pipeline.runs.engine import Printout
+from pipeline.runs.engine import Printout, plain_table
 from stages.parts.base.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
@@ -116,8 +116,6 @@ def top(
 def _live_tables(rows: dict[str, list[dict[str, Any]]]) -> Any:
     from rich.console import Group
 
-    from pipeline.runs.tables import plain_table
-
     if not rows["releases"]:
         return "nothing is being served; start an endpoint with: slipway serve MODEL"
     tables: list[Any] = []
@@ -155,8 +153,6 @@ def _print_csv(rows: list[Sum], groups: list[str]) -> None:
 
 
 def _table(rows: list[Sum], groups: list[str]) -> Any:
-    from pipeline.runs.tables import plain_table
-
     figures = ["Requests", "Refused", "Failed", "Tokens in", "cached", "out", "Unknown", "TTFT p95", "Duration p95"]
     figures += ["Cost"] if rows[0].cost is not None else []
     table = plain_table(*(group.capitalize() for group in groups), *figures, right=figures)

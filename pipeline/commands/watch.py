@@ -11,6 +11,7 @@ import typer
 from pipeline.commands.options import Commands, ModelArgument, VolumeOptions
 from pipeline.commands.releases import target_of_endpoint
 from pipeline.runs.engine import Printout
+from stages.parts.base.errors import ConfigError, Degraded, TransientError
 from stages.parts.base.log import say
 from stages.parts.base.notify import VARIABLE, Event, notify
 
@@ -46,7 +47,6 @@ def watch(
     Each look asks the recorded prompts and sends 200 short requests. Ends at an alarm, with exit code 47.
     """
     from pipeline.local.manifest import seconds
-    from stages.parts.base.errors import ConfigError, Degraded, TransientError
     from stages.parts.records.rollout import LOCAL
     from stages.rollout.watch import go_back, look
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from stages.parts.base.errors import MissingRun
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pipeline.runs.state import RunState
     from pipeline.settings.config import RunConfig
 
@@ -25,6 +27,18 @@ class Printout(NamedTuple):
     """A string, or anything that rich can draw."""
     failure: Exception | None = None
     """What the command fails with after it has printed this."""
+
+
+def plain_table(*headings: str, rows: Iterable[Sequence[Any]] = (), right: Sequence[str] = (), **options: Any) -> Table:
+    """Make a table without lines. The columns with the headings *right* are aligned on the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", **options)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 class PipelineRun(Protocol):

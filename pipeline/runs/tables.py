@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.runs.engine import PipelineRun
+from pipeline.runs.engine import PipelineRun, plain_table
 from pipeline.runs.progress import duration
 from scoring.metrics import shown
 from stages.parts.records.production import Production
@@ -17,16 +17,6 @@ from stages.parts.records.production import Production
 METRIC_HEADINGS = {"quality": "Quality", "latency": "ms", "throughput": "tok/s", "memory": "Weights"}
 METRIC_DIGITS = {"quality": 4, "latency": 1, "throughput": 1}
 PHASE_STYLES = {"Succeeded": "green", "Failed": "red", "Error": "red", "Interrupted": "red", "Running": "cyan"}
-
-
-def plain_table(*headings: str, rows: Iterable[Sequence[Any]] = (), right: Sequence[str] = (), **options: Any) -> Table:
-    """Make a table without lines. The columns with the headings *right* are aligned on the right."""
-    table = Table(box=None, pad_edge=False, header_style="dim", **options)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def score_table(decision: Production) -> Table:
