@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
+
+from scoring.anchored import SIGNS
+from scoring.arrays import Floats
+from scoring.choice import Verdict
+from scoring.cost import per_million
+from scoring.estimate import Estimate
+from scoring.items import Items, common, flips, mean_difference
+from scoring.lead import Lead
 from scoring.metrics import METRICS
 from scoring.results import Change
+from scoring.sensitivity import shares_anywhere, shares_near
 from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation, TaskScore, machine_of
 from stages.parts.records.production import Candidate, Cost, Interval, Loss, Paired, Price
 from stages.select.measurements import SPEED, Measurements
-
-if TYPE_CHECKING:
-    from scoring.arrays import Floats
-    from scoring.choice import Verdict
-    from scoring.estimate import Estimate
-    from scoring.items import Items
-    from scoring.lead import Lead
 
 ANSWERS: Final = 1000
 """Answers whose cost is shown."""
@@ -29,10 +32,6 @@ def candidates_of(
     measurements: Measurements, estimate: Estimate, verdict: Verdict, excluded: Mapping[str, str], price: Price | None
 ) -> tuple[Candidate, ...]:
     """Describe the variants that can be chosen, best score first, then the excluded ones, with the reasons."""
-    import numpy as np
-
-    from scoring.sensitivity import shares_anywhere, shares_near
-
     able = estimate.order([name for name in estimate.evidence.variants if name not in excluded])
     ranked = [*verdict.ranking, *(name for name in able if name not in verdict.ranking)]
     normalized: dict[str, Floats] = {name: np.clip(estimate.at[estimate.place(name)], 0.0, 1.0) for name in ranked}
@@ -101,8 +100,6 @@ def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[s
 
 def change_of(metric: str, better: Lead) -> Change:
     """Compute by what share a metric changes that is that much *better*, ln of a factor."""
-    from scoring.anchored import SIGNS
-
     sign = float(SIGNS[list(METRICS).index(metric)])
     low, high = sorted(math.expm1(sign * end) for end in better.interval() or ()) or (None, None)
     return Change(value=math.expm1(sign * better.value), low=low, high=high)
@@ -110,10 +107,6 @@ def change_of(metric: str, better: Lead) -> Change:
 
 def paired(reference: Mapping[str, Items], variant: Mapping[str, Items]) -> tuple[Paired, ...]:
     """Compare the variant with the reference on the items that both were asked, task by task, where there are any."""
-    import numpy as np
-
-    from scoring.items import common, flips, mean_difference
-
     pairs = []
     for task in [task for task in reference if task in variant]:
         ours, theirs = common(reference[task], variant[task])
@@ -163,8 +156,6 @@ def cost_of(
     measured throughput, on all GPUs that the price is for. There is none without a price, or if the rate is 0 because
     no request met the targets. The interval shows the noise of *throughput*, ln of the rate, which is None if it can't
     be compared. *answer_tokens* are those of an answer."""
-    from scoring.cost import per_million
-
     if price is None:
         return None
     basis: Literal["goodput", "throughput"] = "goodput" if evaluation.goodput else "throughput"

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scoring.lead import Lead
+from scoring.losses import mean_quality, task_quality
 from scoring.metrics import METRICS
 from stages.parts.base.store import Record
 from stages.parts.records.evaluation import Evaluation
@@ -17,9 +19,6 @@ from stages.parts.samples.figures import percentiles
 from stages.parts.samples.lines import Samples
 from stages.select.sentences import different_questions, machine_speeds, slower_shares
 from stages.select.stored import StoredDecision, differences
-
-if TYPE_CHECKING:
-    from scoring.lead import Lead
 
 
 class SettingChange(Record):
@@ -80,9 +79,6 @@ class MeasuredTwice:
         if metric == "memory":
             return 0.0
         if metric == "quality":
-            from scoring.lead import Lead
-            from scoring.losses import mean_quality, task_quality
-
             first, second = self.questions.values()
             if not first or first.keys() != second.keys():
                 return math.inf
@@ -177,8 +173,6 @@ def starts_of(samples: Samples) -> list[int]:
 
 def _by_starts(samples: Samples, metric: str) -> Lead:
     """Estimate ln of the latency (95th percentile) or of the throughput over the starts of the server."""
-    from scoring.lead import Lead
-
     values = []
     for start in starts_of(samples):
         load = samples.of_start(start)

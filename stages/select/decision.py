@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from scoring.choice import Verdict, judge, lacking
+from scoring.estimate import Estimate
 from scoring.metrics import METRICS
 from scoring.names import PRODUCTION
 from scoring.profile import Profile
@@ -23,10 +25,6 @@ from stages.select.sentences import notes_of, reason_of, unknown_loss
 from stages.select.standing import in_words, standing_of
 from stages.select.stored import Asked, Basis
 
-if TYPE_CHECKING:
-    from scoring.choice import Verdict
-    from scoring.estimate import Estimate
-
 APART: Final = "no server of it was loaded beside one that can be compared with the reference"
 WORDING: Final = 4
 """Raised when sentences of the document are reworded: ``verify`` does not compare them with those of other versions."""
@@ -42,8 +40,6 @@ def decide(
         NoWinner: every variant lacks a metric, or does not pass the gates; or they cannot be compared.
         DamagedModel: raw samples are not what was written.
     """
-    from scoring.estimate import Estimate
-
     profile = parse(Profile, basis.profile, "the profile")
     measurements = measurements_of(evaluations, samples, profile, asked)
     excluded = _excluded(basis, measurements, profile)
@@ -124,8 +120,6 @@ def _judged(
     measurements: Measurements, estimate: Estimate, excluded: Mapping[str, str], missing: tuple[str, ...]
 ) -> Verdict:
     """Judge as at the last look. A variant that was looked at less often than others was beaten by then."""
-    from scoring.choice import judge, lacking
-
     able = [name for name in estimate.evidence.variants if name not in excluded]
     unclear = {
         name: measurements.gates[name].more_items

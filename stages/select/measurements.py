@@ -7,24 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from scoring.estimate import Evidence
+from scoring.lead import Lead
+from scoring.losses import TaskLoss
 from scoring.metrics import METRICS
 from scoring.pareto import pareto_front
-from scoring.results import Change, divergence_measures
+from scoring.profile import Profile
+from scoring.results import Change, Divergence, divergence_measures
 from stages.parts.base.errors import NoWinner
 from stages.parts.records.evaluation import Evaluation, TaskScore, by_machine
 from stages.parts.samples import evidence
 from stages.parts.samples.capacity import within
 from stages.parts.samples.lines import Samples
-
-if TYPE_CHECKING:
-    from scoring.estimate import Evidence
-    from scoring.lead import Lead
-    from scoring.losses import TaskLoss
-    from scoring.profile import Profile
-    from scoring.results import Divergence
-    from stages.select.stored import Asked
+from stages.select.stored import Asked
 
 SPEED: Final = ("latency", "throughput")
 """The metrics that depend on the machine."""
@@ -110,8 +107,6 @@ class Measurements:
 
     def intervals(self, name: str) -> Iterator[tuple[str, tuple[float, float]]]:
         """Yield the 95 % intervals of what a profile's constraints can limit, as far as the noise is known."""
-        from scoring.lead import Lead
-
         load, slo = self.evaluations[name].load, self.evaluations[name].goodput
         for times in ("ttft_ms", "tpot_ms", "e2el_ms"):
             if intervals := getattr(load, times).intervals:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from scoring.choice import Verdict
 from scoring.constraints import bound_of, meets
 from scoring.criteria import MARGIN_OF, Criteria
 from scoring.metrics import METRICS, TITLES, odds, shown
@@ -18,9 +19,6 @@ from stages.parts.records.production import Price, Production
 from stages.parts.samples.evidence import Questions
 from stages.select.measurements import Measurements
 from stages.select.stored import Asked
-
-if TYPE_CHECKING:
-    from scoring.choice import Verdict
 
 NOTED: Final = 0.05
 """A note says if the machine was slower by more than this share for a variant."""

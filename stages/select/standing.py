@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from scoring.choice import Verdict
 from scoring.criteria import MARGIN_OF
+from scoring.estimate import Estimate, Shown
 from scoring.names import PRODUCTION
 from scoring.results import Change
 from stages.parts.records.production import Loss, Standing
@@ -13,10 +14,6 @@ from stages.parts.samples.evidence import losses_of
 from stages.select.candidates import change_of
 from stages.select.measurements import Measurements
 from stages.select.stored import Basis
-
-if TYPE_CHECKING:
-    from scoring.choice import Verdict
-    from scoring.estimate import Estimate, Shown
 
 
 def standing_of(
