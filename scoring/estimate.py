@@ -109,7 +109,6 @@ class Estimate:
         return self._of_scores(value, {first: of_first, second: -of_second})
 
     def score(self, place: int) -> Lead:
-        """Estimate the score of one variant."""
         return self._of_scores(float(self.scores[place]), {place: self._within_anchors[place]})
 
     def figure(self, place: int, metric: int) -> Lead:

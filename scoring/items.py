@@ -38,7 +38,6 @@ class Items:
         return tuple(map(str, range(len(self.values)))) if self.names is None else self.names
 
     def at(self, places: Indices) -> Items:
-        """Select the items at these positions."""
         sizes, weights = (array if array is None else array[places] for array in (self.sizes, self.weights))
         names = self.named()
         clusters = self.clusters and tuple(self.clusters[place] for place in places)

@@ -109,7 +109,6 @@ def difference(rendered: Any, applied: Any, path: str) -> str:
 
 
 def of_template(template: str, name: str, arguments: Mapping[str, str]) -> Object:
-    """Return a Workflow that runs one of our templates."""
     return {
         "apiVersion": WORKFLOWS.api_version,
         "kind": WORKFLOWS.name,

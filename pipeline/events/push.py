@@ -75,7 +75,6 @@ def refused(reason: str) -> EventRefused:
 
 
 def workflow(push: Push) -> Object:
-    """Return the Workflow that runs what was pushed."""
     body = of_template(NAME, push.name, push.arguments | {"serve": "true"})
     body["metadata"]["labels"]["slipway/trigger"] = push.provider
     return body

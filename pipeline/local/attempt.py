@@ -62,8 +62,6 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an attempt ended."""
-
     task: str
     exit_code: int
     outputs: dict[str, str]

@@ -50,7 +50,6 @@ def _raw(metric: str, value: float) -> str:
 
 
 def runs_table(runs: Sequence[PipelineRun]) -> Table:
-    """Return a table of runs, in the given order."""
     table = plain_table("Run", "Model", "Phase", "Winner", "Outcome", "Started", "Took", right=("Took",))
     for run in runs:
         state = run.state

@@ -262,7 +262,6 @@ def _flags(*names: str) -> tuple[str, ...]:
 
 
 def workflow_parameter(name: str) -> str:
-    """Refer to a parameter of the workflow."""
     return f"{{{{workflow.parameters.{name}}}}}"
 
 

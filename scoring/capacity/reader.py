@@ -121,7 +121,6 @@ class Reader:
         return next((kinds for kinds in map(self.config.get, fields) if kinds), ())
 
     def layers(self) -> int:
-        """Count the layers."""
         if (layers := self.count("num_hidden_layers", len(self.kinds()) or None)) > MOST_LAYERS:
             raise NotSizeable(f"config.json of type {self.model_type} has {layers} layers")
         return layers

@@ -68,7 +68,6 @@ def with_stored(model: Architecture, stored: int | None) -> Architecture:
 
 
 def count_parameters(model: Architecture) -> Parameters:
-    """Count the parameters of a model by kind."""
     by_kind = dict.fromkeys(("attention", "mlp", "experts", "state space"), 0)
     inactive = 0
     for layer, layers in model.counted.items():

@@ -127,7 +127,6 @@ def _leave_out(store: ModelStore, missing: Mapping[str, str], unmade: Container[
 
 
 def _write_fetched(described: Description, served: Collection[str]) -> None:
-    """Write which candidates are fetched."""
     found = described.candidates.items()
     fetched = tuple(CandidateCheckpoint.of(name, model) for name, model in found if name in served)
     program.write_output("candidates", canonical_json(Candidates(fetched)))

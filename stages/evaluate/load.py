@@ -256,7 +256,6 @@ class Loading:
         self._rate_per_s = self._rate_per_s or RATE_SHARE * capacity
 
     def measure(self, pace: Pace) -> Iterator[LoadSamples]:
-        """Measure the round."""
         workload, rate = self.target.workload, pace.rate_per_s
         ramp = workload.concurrency if rate is None else math.ceil(rate * workload.ramp_s)
         self.rounds.append(self._run("round", ramp, pace.requests, rate))

@@ -227,7 +227,6 @@ def keep(subject: Subject, looks: tuple[float, ...], schedule: Schedule) -> None
 
 
 def keep_refusal(subject: Subject) -> Refused:
-    """Write why the variant was refused."""
     session, data = subject.session, subject.data
     refusal = Refused(
         variant=subject.name,

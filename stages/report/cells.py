@@ -15,8 +15,6 @@ from stages.report.plots import Style, legend_mark
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table."""
-
     lines: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
     """Lines below, smaller and paler."""

@@ -76,7 +76,6 @@ def renew(store: ModelStore, release: str) -> None:
 
 
 def render(report: RunReport) -> str:
-    """Render the page's HTML."""
     return rendered("report.html.jinja", contents(report))
 
 

@@ -144,7 +144,6 @@ def add_pairs(into: Slice, pairs: Sequence[tuple[Timing, ...]], late_s: float) -
 
 
 def add_copies(into: Slice, copied: Sequence[CopiedRequest]) -> Slice:
-    """Add clients' requests and their copies to a slice."""
     lost = (sum(request.lost for request in copied), sum(request.failed for request in copied))
     counted = [{"copies": len(copied), "lost_copies": each} for each in lost]
     return _with(into, [request.timings for request in copied if request.timings], counted)

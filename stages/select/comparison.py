@@ -148,7 +148,6 @@ def _setting(path: str, before: str, after: str) -> SettingChange:
 
 
 def _changes(variant: MeasuredTwice) -> Iterator[MetricChange]:
-    """Yield the change of every metric of a variant."""
     metrics = [evaluation.metrics() for evaluation in variant.evaluations]
     for metric in METRICS:
         before, after = metrics[0][metric], metrics[1][metric]

@@ -139,7 +139,6 @@ class Measurements:
 def measurements_of(
     evaluations: Mapping[str, Evaluation], samples: Mapping[str, Samples], profile: Profile, asked: Asked | None
 ) -> Measurements:
-    """Compute what the decision needs."""
     evaluations = dict(sorted(evaluations.items()))
     samples = {name: samples[name] for name in evaluations}
     reference = profile.reference_variant

@@ -108,7 +108,6 @@ class Endpoint(BesideStable):
     started_at: datetime
 
     def replicas(self, release: str) -> tuple[ServerState, ...]:
-        """Select the servers of a release."""
         return tuple(server for server in self.servers if server.release == release)
 
     def server(self, release: str) -> ServerState | None:

@@ -34,7 +34,6 @@ REOPEN: Final = "/reopen_logs"
 
 
 def reading_of(server: str, model: str, release: str, tokens: tuple[int, int]) -> Reading:
-    """Say what a server has counted until now."""
     prompt, output = tokens
     return Reading(
         server=server, at=time.time(), model=model, release=release, prompt_tokens=prompt, output_tokens=output

@@ -78,7 +78,6 @@ class SupervisedServer:
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the server has ended."""
         self._thread.join()
 
     def _supervise(self) -> None:

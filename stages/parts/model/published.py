@@ -47,8 +47,6 @@ MARLIN: Final = 7.5
 
 @dataclass(frozen=True)
 class PublishedFormat:
-    """A format in which a publisher stores a model."""
-
     name: str
     """That of the variant."""
     storage: Storage

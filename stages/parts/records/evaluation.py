@@ -354,7 +354,6 @@ def by_machine(evaluations: Mapping[str, Evaluation]) -> dict[str, list[str]]:
 
 
 def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Group the names by their value."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, value in values.items():
         groups[value].append(name)

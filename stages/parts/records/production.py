@@ -276,5 +276,4 @@ class Production(Record):
 
     @property
     def chosen(self) -> Candidate:
-        """The winner."""
         return next(candidate for candidate in self.candidates if candidate.variant == self.winner)

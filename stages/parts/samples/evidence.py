@@ -54,7 +54,6 @@ class Measured:
 
     @classmethod
     def of(cls, evaluation: Evaluation, samples: Samples) -> Measured:
-        """Take what an evaluation and its samples hold."""
         load = measures_of(evaluation.load, evaluation.goodput) if samples.rounds else None
         return cls(samples, evaluation.memory.weights_bytes, evaluation.agreement, load)
 

@@ -24,7 +24,6 @@ SEED: Final = 0
 
 
 def load_of(samples: LoadSamples) -> Load:
-    """Summarize the load of one round."""
     run, requests = samples.run, samples.requests
     return Load(
         rate_per_s=run.rate_per_s,

@@ -155,11 +155,9 @@ class StartLoad:
     trials: tuple[LoadSamples, ...] = ()
 
     def plus(self, later: StartLoad) -> Self:
-        """Add the load of later starts."""
         return replace(self, rounds=self.rounds + later.rounds, trials=self.trials + later.trials)
 
     def of_start(self, restart: int) -> StartLoad:
-        """Select the load of one start."""
         return StartLoad(
             tuple(run for run in self.rounds if run.run.restart == restart),
             tuple(run for run in self.trials if run.run.restart == restart),

@@ -265,7 +265,6 @@ def given(choice: Mapping[str, Any]) -> list[Distribution]:
 
 
 def post(access: Access, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> Any:
-    """Send a request to the model."""
     url = access.at(path)
     with usable(url):
         try:

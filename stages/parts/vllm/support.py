@@ -216,7 +216,6 @@ def _activation(name: str) -> Any:
 
 
 def _described(experts: Experts, dtype: Any, *, lora: bool) -> Any:
-    """Describe experts to vLLM."""
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
     from vllm.platforms import current_platform
 

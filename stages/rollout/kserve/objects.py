@@ -92,8 +92,6 @@ STOP_MARGIN_S: Final = 15
 
 @dataclass(frozen=True)
 class KServeEndpoint:
-    """One model's endpoint on a cluster."""
-
     store: ModelStore
     serving: AskedServing
     settings: KServe

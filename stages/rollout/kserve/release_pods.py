@@ -50,8 +50,6 @@ POOLS: Final = (
 
 @dataclass
 class Pods:
-    """The pods of one endpoint."""
-
     cluster: Cluster
     endpoint: KServeEndpoint
     _last: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
