@@ -130,10 +130,8 @@ def _problems(store: ModelStore, digests: Digests, referred: set[Path]) -> Itera
                 yield path, _wrong(path, sha256, digests)
     referred |= {*store.releases.glob(f"*/{SIGNATURE}")}
     for link in (store.production, store.path / CANDIDATE):
-        yield (
-            link,
-            f"it leads to {link.readlink()}, which is missing" if link.is_symlink() and not link.is_dir() else "",
-        )
+        is_broken = link.is_symlink() and not link.is_dir()
+        yield link, f"it leads to {link.readlink()}, which is missing" if is_broken else ""
     for pattern in (*MEASURED, *DECIDED, rollout.JOURNAL):
         for path in sorted(store.path.glob(pattern)):
             document, samples = _document(path), path.with_suffix(SAMPLES_SUFFIX)
