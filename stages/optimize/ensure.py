@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
 from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.lock import together
 from stages.parts.model.published import AsPublished
-from stages.parts.model.safetensors import bytes_by_type, find_not_finite, main_dtype
+from stages.parts.model.safetensors import Tensor, bytes_by_type, find_not_finite, main_dtype
 from stages.parts.records.acquired import File
 from stages.parts.records.variant import VARIANT, Variant, existing, write_variant
 from stages.parts.vllm.arguments import installed_version
@@ -105,11 +105,16 @@ def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]
     try:
         bits = quantizer_of(name, base).verify(base, directory, parameters)
         tensors = read_weights(directory)
-        if not_finite := find_not_finite(tensors.values()):
-            raise ValueError(f"{not_finite[0].name} holds NaN or infinity")
+        check_finite(tensors.values())
     except (ValueError, DamagedModel) as error:
         hint = "nothing was published; the other variants continue without it"
         raise QuantizationFailed(f"{name} made wrong weights from {base.architecture}: {error}", hint=hint) from error
     stored = bytes_by_type(tensors.values())
     dtype = main_dtype(tensor for tensor_name, tensor in tensors.items() if tensor_name in base.tensors)
     return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}
+
+
+def check_finite(tensors: Iterable[Tensor]) -> None:
+    """Refuse, with ValueError, a floating-point tensor with NaN or infinity."""
+    if not_finite := find_not_finite(tensors):
+        raise ValueError(f"{not_finite[0].name} holds NaN or infinity")

@@ -226,7 +226,10 @@ def test_data_that_cannot_be_downloaded_may_pass_and_data_that_is_missing_will_n
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "own.yaml").write_text(UNREACHABLE.format(path=path, file=tmp_path / "missing.jsonl"))
     expected, reason = (HubUnavailable, "could not be downloaded") if "/" in path else (MeasurementFailed, "missing")
-    with Preloaded("stages.evaluate.harness", tmp_path / "harness.log") as harness, pytest.raises(expected, match=reason) as raised:
+    with (
+        Preloaded("stages.evaluate.harness", tmp_path / "harness.log") as harness,
+        pytest.raises(expected, match=reason) as raised,
+    ):
         run_tasks(
             harness,
             server,
