@@ -13,6 +13,8 @@ from scoring.capacity.architecture import Kind, Matrix
 HALF: Final = 2
 """Bytes of a weight in 16 bits. Everything that a format does not quantize stays in 16 bits."""
 DEFAULT_GROUP_SIZE: Final = 128
+MARLIN: Final = (7.5, math.inf)
+"""The compute capabilities for which vLLM has Marlin, the kernels for weights of 8 and 4 bits."""
 LINEAR: Final[frozenset[Kind]] = frozenset({"attention", "mlp", "experts"})
 """What every quantizer takes. State-space layers are left in 16 bits by most recipes."""
 

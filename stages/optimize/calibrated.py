@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
+from scoring.capacity.storage import DEFAULT_GROUP_SIZE, MARLIN, Scales, Storage
 from stages.optimize.base_model import Base
 from stages.optimize.four_bit import write_shards
 from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibration_of, quantize_apart
@@ -169,7 +168,7 @@ def calibrated(name: str, scheme: str, storage: Storage, tolerance: float) -> Fo
     return replace(rounded(scheme, storage, tolerance), quantizer=quantizer, environment=environment)
 
 
-_W4A16: Final = Storage("4-bit", 4, (Scales(16, DEFAULT_GROUP_SIZE, adjustable=True),), capabilities=(7.5, math.inf))
+_W4A16: Final = Storage("4-bit", 4, (Scales(16, DEFAULT_GROUP_SIZE, adjustable=True),), capabilities=MARLIN)
 W4A16: Final = calibrated("w4a16", "W4A16", _W4A16, 0.6)
 W8A8: Final = replace(
     INT8, quantizer=CalibratedRounding("w8a8", "W8A8", INT8.storage, 0.1), environment=LLM_COMPRESSOR.name

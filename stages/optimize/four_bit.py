@@ -9,7 +9,6 @@ such as ``config.json`` and the tokenizer, because transformers would rewrite th
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from scoring.capacity.storage import DEFAULT_GROUP_SIZE, Scales, Storage
+from scoring.capacity.storage import DEFAULT_GROUP_SIZE, MARLIN, Scales, Storage
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
 from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibration_of, quantize_apart
 from stages.optimize.language_part import LanguagePart
@@ -258,12 +257,7 @@ def four_bit(method: str, *, symmetric: bool, further: tuple[Scales, ...] = ()) 
     """Describe a 4-bit format: each group of inputs has a scale and a zero point per output, all of them in the middle
     if it is *symmetric*, and *further* numbers."""
     group = Scales(bits=16, inputs=DEFAULT_GROUP_SIZE, adjustable=True)
-    storage = Storage(
-        label="4-bit",
-        weight_bits=BITS,
-        scales=(group, replace(group, bits=BITS), *further),
-        capabilities=(7.5, math.inf),  # Marlin's
-    )
+    storage = Storage("4-bit", BITS, (group, replace(group, bits=BITS), *further), capabilities=MARLIN)
     stated = {"quant_method": method, "bits": BITS, "desc_act": False, "sym": symmetric, "zero_point": not symmetric}
     quantizer = FourBit(method, symmetric=symmetric)
     return Format(storage, quantizer, lambda size: {**stated, "group_size": size}, only_16_bit=True)

@@ -22,7 +22,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from scoring.capacity.storage import LINEAR, Scales, Storage
+from scoring.capacity.storage import LINEAR, MARLIN, Scales, Storage
 from stages.optimize import shards
 from stages.optimize.base_model import BLOCK_WEIGHT, MAX_16_BIT_SHARE, Base
 from stages.parts.base.errors import QuantizationFailed
@@ -334,15 +334,9 @@ CHANNEL: Final = Scales(bits=32, inputs=None)
 # (vllm-project/vllm#27182). Marlin serves the others, with activations in 16 bit, on GPUs without their arithmetic.
 _INT8: Final = _storage("int8", 8, CHANNEL, multiple=16, capabilities=(7.5, 10.0), arithmetic="int8")
 INT8: Final = replace(rounded("W8A8", _INT8, 0.5 / 127.5), only_16_bit=False)
-FP8: Final = rounded(
-    "FP8_DYNAMIC", _storage("fp8", 8, CHANNEL, capabilities=(7.5, math.inf), arithmetic="fp8"), 16 / 448
-)
-FP8_BLOCK: Final = rounded(
-    "FP8_BLOCK",
-    _storage("fp8-block", 8, Scales(32, 128, 128), capabilities=(7.5, math.inf), arithmetic="fp8"),
-    16 / 448,
-)
+FP8: Final = rounded("FP8_DYNAMIC", _storage("fp8", 8, CHANNEL, capabilities=MARLIN, arithmetic="fp8"), 16 / 448)
+_FP8_BLOCK: Final = _storage("fp8-block", 8, Scales(32, 128, 128), capabilities=MARLIN, arithmetic="fp8")
+FP8_BLOCK: Final = rounded("FP8_BLOCK", _FP8_BLOCK, 16 / 448)
 MXFP4: Final = rounded("MXFP4", _storage("mxfp4", 4, Scales(8, 32), capabilities=(8.0, math.inf)), 0.21)
-NVFP4A16: Final = rounded(
-    "NVFP4A16", _storage("nvfp4a16", 4, Scales(8, 16), Scales(32, None, None), capabilities=(7.5, math.inf)), 0.19
-)
+_NVFP4A16: Final = _storage("nvfp4a16", 4, Scales(8, 16), Scales(32, None, None), capabilities=MARLIN)
+NVFP4A16: Final = rounded("NVFP4A16", _NVFP4A16, 0.19)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from scoring.capacity.reader import EXPERTS
-from scoring.capacity.storage import SIXTEEN_BIT, Scales, Storage
+from scoring.capacity.storage import MARLIN, SIXTEEN_BIT, Scales, Storage
 from scoring.names import REFERENCE
 from stages.parts.base.errors import UnusableModel
 from stages.parts.base.formats import FORMATS, Peak, storage_of
@@ -41,8 +41,6 @@ AUXILIARY: Final = re.compile(r"(^|[._])(q?zeros|zero_point|scales?|scale_inv|sc
 PACKED: Final = ("U8", "I32")
 """Types that hold several weights in each value."""
 QUANTIZED: Final = (*PACKED, "I8", "F4", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-MARLIN: Final = 7.5
-"""The compute capability from which vLLM has kernels for weights of 8 and 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def format_of(config: Config, paths: Collection[str] = ()) -> PublishedFormat:
 def _form(name: str, bits: int, *scales: Scales, needs: str = "", arithmetic: Arithmetic = "bf16") -> PublishedFormat:
     if not 1 <= bits <= 16:
         raise ValueError(f"{bits} bits")
-    storage = Storage(name, bits, scales, capabilities=(MARLIN, math.inf), arithmetic=arithmetic)
+    storage = Storage(name, bits, scales, capabilities=MARLIN, arithmetic=arithmetic)
     return PublishedFormat(name, storage, needs)
 
 

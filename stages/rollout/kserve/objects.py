@@ -19,6 +19,7 @@ from typing import Final
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
 from stages.parts.base.serving_settings import AskedServing, Serving
+from stages.parts.base.settings import read_yaml
 from stages.parts.base.store import ModelStore, digest_of, directory_name
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.kinds import Kind, Object
@@ -276,9 +277,7 @@ def pod_fields(endpoint: KServeEndpoint, release: str, *, drained: bool = True) 
 @functools.cache
 def runtime() -> Object:
     """Read the container of the ServingRuntime."""
-    import yaml
-
-    (container,) = yaml.safe_load(RUNTIME_FILE.read_text())["spec"]["containers"]
+    (container,) = read_yaml(RUNTIME_FILE)["spec"]["containers"]
     return dict(container)
 
 
