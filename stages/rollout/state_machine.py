@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
@@ -90,6 +90,7 @@ class StateMachine:
 
     def __init__(self, store: ModelStore, target: Target, journal: Journal) -> None:
         self.store, self.target, self.journal = store, target, journal
+        self._clock = datetime.now(UTC), time.monotonic()
 
     def run(self, until: str = PROMOTE) -> Journal:
         """Work until the point *until*; raises as ``roll_out``."""
@@ -127,6 +128,8 @@ class StateMachine:
     def reconcile(self) -> None:
         """Continue after a pause of any length: where the platform has changed meanwhile, go on from its present state;
         raise Conflict if another release is being tried now."""
+        if self.journal.entered_at > self._now():  # the clock was set back meanwhile
+            self._keep(entered_at=self._now(), window=None)
         journal = self.journal
         if journal.state == "rolling back" or journal.kind == "refresh":
             return
@@ -367,7 +370,9 @@ class StateMachine:
         return Observer(self.store, self.target, self.journal, self._elapsed_s)
 
     def _now(self) -> datetime:
-        return datetime.now(UTC)
+        """Tell the time by a clock that nobody sets: otherwise a step would end, or never end, when somebody does."""
+        began, at_s = self._clock
+        return began + timedelta(seconds=time.monotonic() - at_s)
 
     def _elapsed_s(self) -> float:
         return (self._now() - self.journal.entered_at).total_seconds()

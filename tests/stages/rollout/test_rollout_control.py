@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
 from stages.parts.base.rollout_settings import Rollout
+from stages.parts.base.store import write_json
 from stages.parts.endpoint.endpoint import being_served
-from stages.parts.records.rollout import read_journal
+from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.release import Split, history
+from stages.rollout import state_machine
 from stages.rollout.commands import abort, promote, roll_back
 from stages.rollout.observation import BURST
 from stages.rollout.state_machine import roll_out
@@ -250,6 +253,42 @@ def test_sigterm_leaves_the_rollout_where_it_is(stage: Stage) -> None:
         assert process.wait(60) == 143
     stage.target.release_hold()
     assert stage.target.split() == Split(stable=GOOD, canary=NEXT, percent=10)
+    assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_set_neither_ends_a_step_nor_holds_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            is_set = any(call.startswith("counters") for call in stage.target.calls())
+            return super().now(tz) + timedelta(hours=hours if is_set else 0)
+
+    stage.served()
+    stage.make(NEXT)
+    monkeypatch.setattr(state_machine, "datetime", Clock)
+    journal = roll_out(stage.store, stage.target, NEXT, SETTINGS)
+    assert journal.state == "promoted"
+    times = [each.at for each in journal.transitions]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < timedelta(hours=1)
+
+
+def test_a_rollout_continues_though_the_clock_was_set_back_meanwhile(stage: Stage) -> None:
+    stage.served()
+    stage.make(NEXT)
+    stage.target.hold("before counters 10")
+    with stage.started(NEXT) as process:
+        wait_until(stage.target.held, "the first step")
+        process.terminate()
+        process.wait(60)
+    stage.target.release_hold()
+    journal = read_journal(stage.store)
+    assert journal
+    assert journal.state == "observing"
+    write_json(journal_path(stage.store), journal.changed(entered_at=journal.entered_at + timedelta(hours=2)))
     assert roll_out(stage.store, stage.target, NEXT, SETTINGS).state == "promoted"
 
 
