@@ -27,7 +27,7 @@ from pipeline.commands import (
 )
 from pipeline.commands.options import Commands, print_result
 from pipeline.runs.engine import Printout
-from stages.parts.base.errors import SlipwayError
+from stages.parts.base.errors import SlipwayError, disk_errors
 
 app: Final = Commands(
     "A model's name in, a measured LLM endpoint out: acquire, optimize, select, serve.",
@@ -71,7 +71,8 @@ app.add_typer(releases.release_commands)
 def main() -> NoReturn:
     """Run the command line; an error becomes one line, a hint and the exit code of its class."""
     try:
-        app()
+        with disk_errors():
+            app()
     except SlipwayError as error:
         from stages.parts.base.program import leave_failure
 

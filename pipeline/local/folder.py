@@ -26,8 +26,8 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.runs.state import RunState
-from stages.parts.base.errors import Busy, ConfigError, MissingRun
-from stages.parts.base.store import exclusive, full_disk_as_error, holder, write_json
+from stages.parts.base.errors import Busy, ConfigError, MissingRun, of_disk
+from stages.parts.base.store import exclusive, holder, write_json
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
@@ -135,13 +135,13 @@ def take_resumed(folder: Path, suspended: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn errors of writing below *folder* into NotEnoughSpace and ConfigError."""
+    """Turn errors of writing below *folder* into those of a disk or ConfigError."""
     try:
-        with full_disk_as_error(folder):
-            yield
+        yield
     except OSError as error:
         hint = "check its rights, or choose another store with --store"
-        raise ConfigError(f"cannot use {folder} as the run's folder: {error.strerror}", hint=hint) from error
+        other = ConfigError(f"cannot use {folder} as the run's folder: {error.strerror}", hint=hint)
+        raise of_disk(error, folder) or other from error
 
 
 def hold(stack: contextlib.ExitStack, folder: Path, mutexes: Iterable[str]) -> str | None:

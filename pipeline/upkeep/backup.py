@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from pipeline.upkeep.checking import Digests, check
 from pipeline.upkeep.contents import has_ended, models_in
-from stages.parts.base.errors import Busy, ConfigError, DamagedModel
+from stages.parts.base.errors import Busy, ConfigError, DamagedModel, disk_errors
 from stages.parts.base.store import (
     ModelStore,
     Record,
@@ -29,7 +29,6 @@ from stages.parts.base.store import (
     files_in,
     fsync,
     fsync_tree,
-    full_disk_as_error,
     place,
 )
 from stages.parts.endpoint import clients, database, endpoint
@@ -74,7 +73,7 @@ def back_up(root: Path, target: Path, model: str | None = None) -> Backup:
     if target.absolute().is_relative_to(root):
         raise ConfigError(f"{target} is in the store", hint="name a folder on another disk")
     work = target / UNFINISHED
-    with full_disk_as_error(target), exclusive(_made(target) / LOCK, f"the backup {target}", wait=False):
+    with disk_errors(target), exclusive(_made(target) / LOCK, f"the backup {target}", wait=False):
         if (target / STORE).exists():
             raise ConfigError(f"{target} holds a backup already", hint="name another folder, or remove it")
         _copy(root, work, [store.path.name for store in stores], [clients.FILE] if model is None else [])
@@ -114,7 +113,7 @@ def restore(root: Path, source: Path, model: str | None = None) -> Backup:
     of_store: list[str] = [name for name in (clients.FILE, database.FILE) if name in whole.files and model is None]
     chosen = {path: sha256 for path, sha256 in whole.files.items() if path.split("/")[0] in (*folders, *of_store)}
     backup = Backup(made_at=whole.made_at, models=tuple(names), files=chosen)
-    with full_disk_as_error(root), exclusive(_made(root) / LOCK, f"the store {root}", wait=False):
+    with disk_errors(root), exclusive(_made(root) / LOCK, f"the store {root}", wait=False):
         if Backup.read(work / MANIFEST) != backup:  # otherwise all of it is here, and was being moved to its place
             if present := [store.model for store in stores if store.path.exists()]:
                 hint = "nothing is overwritten: move its folder away, or name another store with --store"

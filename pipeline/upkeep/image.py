@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from stages.parts.base.errors import ConfigError, Conflict, DamagedModel
-from stages.parts.base.store import ModelStore, canonical_json, from_json, full_disk_as_error, safe_relative, sha256_of
+from stages.parts.base.errors import ConfigError, Conflict, DamagedModel, disk_errors
+from stages.parts.base.store import ModelStore, canonical_json, from_json, safe_relative, sha256_of
 from stages.parts.model.adapter import adapters_in
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import files_digest, read_intact
@@ -44,7 +44,7 @@ def export(release: Path, model: str, target: Path) -> str:
         raise ConfigError(f"{target} exists already, or its folder does not", hint="name a new file or directory")
     work = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        with full_disk_as_error(target.parent):
+        with disk_errors(target.parent):
             (work / "blobs" / "sha256").mkdir(parents=True)
             layer = _blob(work, "layer.v1.tar", lambda file: _pack(release, file))
             rootfs = {"type": "layers", "diff_ids": [layer["digest"]]}

@@ -3,7 +3,8 @@
     SlipwayError                1   something failed; the message says what
     ├── ConfigError             2   wrong fields or values; one error shows all of them
     │   ├── UnknownName         2   a choice that does not exist; the hint lists the known ones
-    │   └── InvalidName         2   a model's, file's or variant's name that can't be used as a path
+    │   ├── InvalidName         2   a model's, file's or variant's name that can't be used as a path
+    │   └── NotWritable         2   a volume or a folder that is read-only, or belongs to somebody else
     ├── PermanentError              another attempt would fail as well
     │   ├── ModelNotFound      10
     │   ├── RevisionNotFound   11
@@ -33,6 +34,7 @@
     ├── TransientError         75   EX_TEMPFAIL: the retry expression of Argo and of the local engine reads it
     │   ├── HubUnavailable     75
     │   ├── ClusterUnavailable 75   the Kubernetes API does not answer
+    │   ├── VolumeFailed       75   the volume of the store can't be read or written
     │   ├── ServerKilled       75   something else ended vLLM, such as the kernel for want of memory
     │   └── Busy               75   another process holds the lock
     └── Interrupted           130   Ctrl-C or SIGTERM
@@ -42,8 +44,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 SHOWN_NAMES: Final = 30
@@ -109,6 +114,9 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> None:
 
 
 class InvalidName(ConfigError): ...
+
+
+class NotWritable(ConfigError): ...
 
 
 class PermanentError(SlipwayError):
@@ -205,6 +213,9 @@ class HubUnavailable(TransientError): ...
 class ClusterUnavailable(TransientError): ...
 
 
+class VolumeFailed(TransientError): ...
+
+
 class ServerKilled(TransientError): ...
 
 
@@ -212,3 +223,30 @@ class Busy(TransientError): ...
 
 
 class Interrupted(SlipwayError, exit_code=130): ...
+
+
+def of_disk(error: OSError, where: Path | None = None) -> SlipwayError | None:
+    """Say what a disk's failure below *where*, or elsewhere, is for a user: no room, no right to write, or a broken
+    device. None for another error."""
+    is_below = where is not None and Path(str(error.filename or where)).is_relative_to(where)
+    path = where if is_below else error.filename
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space, or remove what is old (slipway store prune --others); nothing was changed"
+        return NotEnoughSpace(f"no space left on the volume of {path or where}", hint=hint)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
+        hint = "check who may write there, and how its volume is mounted"
+        return NotWritable(f"cannot use {path}: {error.strerror}", hint=hint)
+    if error.errno in (errno.EIO, errno.ESTALE) and path:
+        return VolumeFailed(f"the volume of {path} fails: {error.strerror}", hint="look at the volume; then run again")
+    return None
+
+
+@contextlib.contextmanager
+def disk_errors(where: Path | None = None) -> Iterator[None]:
+    """Raise what ``of_disk`` makes of an error instead of it."""
+    try:
+        yield
+    except OSError as error:
+        if told := of_disk(error, where):
+            raise told from error
+        raise

@@ -26,7 +26,7 @@ from typing import Final, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.parts.base import log
-from stages.parts.base.errors import Interrupted, SlipwayError
+from stages.parts.base.errors import Interrupted, SlipwayError, disk_errors
 from stages.parts.base.store import ModelStore, Record, write_text
 
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
@@ -148,7 +148,8 @@ def main(stage: Callable[[], None]) -> NoReturn:
     answer_sigterm()
     with log.kept():
         try:
-            stage()
+            with disk_errors():
+                stage()
         except SlipwayError as error:
             if os.environ.get(DEBUG_VARIABLE):
                 traceback.print_exc()
@@ -196,7 +197,8 @@ def outcome(store: ModelStore, stage: str, variant: str = "") -> Iterator[Report
     """Record in the run's folder how the block ended, also when it failed. Outside a run, only print it."""
     started_at, started, report = datetime.now(UTC), time.monotonic(), Report()
     try:
-        yield report
+        with disk_errors(store.path):
+            yield report
     except BaseException as error:
         report.result = "failed"
         report.reason = str(error).strip() or type(error).__name__

@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scoring.names import PRODUCTION, variant_of
-from stages.parts.base.errors import Busy, ConfigError, DamagedModel, InvalidName, NotEnoughSpace
+from stages.parts.base.errors import Busy, ConfigError, DamagedModel, InvalidName, disk_errors
 from stages.parts.base.log import say
 
 STORE_VARIABLE: Final = "SLIPWAY_STORE"
@@ -115,7 +115,7 @@ def write_json(path: Path, value: BaseModel | dict[str, Any] | list[Any]) -> Non
 
 def write_text(path: Path, text: str) -> None:
     """Replace the content of *path* with *text*, atomically and durably; NotEnoughSpace leaves it unchanged."""
-    with full_disk_as_error(path.parent):
+    with disk_errors(path.parent):
         make_folder(path.parent)
         work = beside(path)
         try:
@@ -172,18 +172,6 @@ def place_tree(source: Path, target: Path, files: Iterable[str]) -> Placement:
     order: list[Placement] = ["hardlink", "reflink", "copy"]
     used = {place(source / name, target / name) for name in files}
     return max(used, key=order.index, default="hardlink")
-
-
-@contextlib.contextmanager
-def full_disk_as_error(where: Path) -> Iterator[None]:
-    """Raise NotEnoughSpace for 'no space left' and 'quota exceeded'."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "free some space, or remove what is old (slipway store prune --others); nothing was changed"
-            raise NotEnoughSpace(f"no space left on the volume of {where}", hint=hint) from error
-        raise
 
 
 @contextlib.contextmanager
@@ -308,7 +296,7 @@ class ModelStore:
         wait for each other. NotEnoughSpace leaves *target* unchanged.
         """
         slug, folder = self._place_of(target)
-        with full_disk_as_error(self.path), exclusive(self.lock(slug), slug):
+        with disk_errors(self.path), exclusive(self.lock(slug), slug):
             work = folder / (resume or NEW)
             work.mkdir(parents=True, exist_ok=True)
             for stale in work.parent.iterdir():

@@ -14,7 +14,15 @@ import time
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
-from stages.parts.base.errors import ConfigError, NotEnoughSpace, ServerFailed, TransientError
+from stages.parts.base.errors import (
+    ConfigError,
+    NotEnoughSpace,
+    NotWritable,
+    ServerFailed,
+    TransientError,
+    VolumeFailed,
+    disk_errors,
+)
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.store import ModelStore
@@ -72,11 +80,12 @@ def supervise(store: ModelStore, serving: AskedServing) -> NoReturn:
         stack.callback(supervisor.stop)
         while True:
             try:
-                supervisor.converge()
-            except NotEnoughSpace as error:
+                with disk_errors(store.path):
+                    supervisor.converge()
+            except (NotEnoughSpace, NotWritable, VolumeFailed) as error:
                 if not supervisor.serving:
                     raise
-                say(f"{error}; serving as before")  # a full disk is no reason to stop a working endpoint
+                say(f"{error}; serving as before")  # a disk is no reason to stop a working endpoint
                 time.sleep(PAUSE_S)
             supervisor.changed.wait(POLL_S)
             supervisor.changed.clear()

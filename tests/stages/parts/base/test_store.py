@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace
+from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace, NotWritable, of_disk
 from stages.parts.base.store import (
     LEFT_S,
     ModelStore,
@@ -167,6 +168,31 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     finally:
         stop.set()
         writer.join()
+
+
+def test_a_volume_that_can_not_be_written_to_is_named(other_volume: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", other_volume], check=True)
+    with pytest.raises(NotWritable, match=f"cannot use {other_volume}: Read-only file system"):
+        write_text(other_volume / "x.json", "x")
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "told"),
+    [
+        (errno.ENOSPC, None, "no space left on the volume of /store"),
+        (errno.EDQUOT, "/elsewhere/x", "no space left on the volume of /elsewhere/x"),
+        (errno.EACCES, "/store/org--name/x", "cannot use /store: Permission denied"),
+        (errno.EACCES, "/elsewhere/x", "cannot use /elsewhere/x: Permission denied"),
+        (errno.EIO, None, "the volume of /store fails: Input/output error"),
+        (errno.EPERM, None, None),
+        (errno.ECONNREFUSED, None, None),
+    ],
+)
+def test_a_disk_s_failure_names_where_it_is_and_another_one_stays_what_it_is(
+    number: int, path: str | None, told: str | None
+) -> None:
+    found = of_disk(OSError(number, os.strerror(number), path), Path("/store"))
+    assert (str(found) if found else None) == told
 
 
 def test_on_a_full_disk_the_file_stays_unchanged(other_volume: Path) -> None:
