@@ -64,6 +64,7 @@ class Hub(NamedTuple):
     url: str
     commits: tuple[str, str]
     """The demo's model, and the same with another card."""
+    server: HubServer
 
 
 @contextmanager
@@ -73,7 +74,9 @@ def hub() -> Iterator[Hub]:
         server._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         files: dict[str, bytes | Path] = {path.name: path for path in (DEMO / "model").iterdir() if path.is_file()}
         first = server.add_repo(MODEL, files)
-        yield Hub(server.url, (first, server.add_repo(MODEL, files | {"README.md": b"# another\n"}, revision="next")))
+        yield Hub(
+            server.url, (first, server.add_repo(MODEL, files | {"README.md": b"# another\n"}, revision="next")), server
+        )
 
 
 def steps(hub: Hub, variants: tuple[str, ...] = ("fp16", "int8")) -> list[Step]:

@@ -164,6 +164,9 @@ class HubServer:
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         self._faults.append(Fault(pattern, times, status=status, headers=headers))
 
+    def redirect(self, pattern: str, where: str, *, times: int | None = 1) -> None:
+        self._faults.append(Fault(pattern, times, status=302, headers={"Location": where}))
+
     def heal(self) -> None:
         with self._lock:
             self._faults.clear()

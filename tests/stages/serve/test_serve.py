@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +35,7 @@ from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases.release import METRICS
 from stages.parts.vllm.client import A_TOOL, answer, credentials, healthy
 from stages.rollout.one_machine import OneMachine
+from tests.campaign.faults import small_disk
 from tests.mixed_requests import check_usage, clients, sums_since
 from tests.routes import unexpected_answers
 from tests.serving import (
@@ -270,6 +272,27 @@ def test_the_server_of_a_killed_supervisor_ends_and_the_endpoint_does_not_count_
     assert endpoint(store) is None
     again = serve(store)
     assert "done: serving" in again.stderr
+
+
+def test_a_server_that_dies_while_the_disk_is_full_is_restarted_and_answers(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as change:
+        if change is None:
+            pytest.skip("needs the right to mount a small file system")
+        store = ModelStore(tmp_path / "disk" / "store", MODEL)
+        publish(store, 1, stand_in_variant(store, "fp16"))
+        assert serve(store).returncode == 0
+        try:
+            found = endpoint(store)
+            assert found
+            change(f"size={shutil.disk_usage(tmp_path / 'disk').used}")
+            (server,) = [each for each in server_of(store) if each.children() == []]
+            server.kill()
+            wait_until(lambda: not living([server]), "the server's end")
+            wait_until(lambda: healthy(found.url), "another one")
+            assert psutil.pid_exists(found.pid)
+        finally:
+            change("size=1g")
+            serve(store, "--stop")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
