@@ -1,4 +1,4 @@
-"""``make campaign``: kills programs, runs and rollouts, and fails the power, with the draws of a printed seed."""
+"""``make campaign``: kills programs, runs and rollouts, and lets power, disks and the Hub fail, by a printed seed."""
 
 from __future__ import annotations
 

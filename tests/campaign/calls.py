@@ -1,6 +1,8 @@
-"""Runs a program and sees each call by which it changes the store: ends it just before one of them, or keeps them all.
+"""Runs a program and sees each call by which it changes the store: ends it just before one of them, lets those of
+some kinds fail from one on, or keeps them all.
 
-python -m tests.campaign.calls (kill:NUMBER:SIGNAL | keep:FILE) MODULE [ARGUMENT ...], with SLIPWAY_STORE
+python -m tests.campaign.calls (kill:NUMBER:SIGNAL | fail:NUMBER:ERRNO:KIND,… | keep:FILE) MODULE [ARGUMENT ...],
+with SLIPWAY_STORE
 """
 
 from __future__ import annotations
@@ -37,21 +39,26 @@ class Call(NamedTuple):
 
 
 class Watch:
-    """Counts, and ends the process before the call that was named."""
+    """Counts, and ends the process before the call that was named, or refuses from there on."""
 
     def __init__(self, root: str, how: str) -> None:
         self.root = f"{root}/"
         self.calls: list[Call] = []
-        self.keeps = how.startswith("keep:")
-        self.number, self.signal = (0, 0) if self.keeps else map(int, how.split(":")[1:])
+        self.action, *told = how.split(":")
+        self.keeps = self.action == "keep"
+        self.number, self.code = (0, 0) if self.keeps else map(int, told[:2])
+        self.failing = told[2].split(",") if self.action == "fail" else []
         self.count = itertools.count(1)
 
     def inside(self, *paths: str) -> bool:
         return any(f"{path}/".startswith(self.root) for path in paths)
 
-    def before(self) -> None:
-        if next(self.count) == self.number:
-            os.kill(os.getpid(), self.signal)
+    def before(self, kind: str, path: str) -> None:
+        number = next(self.count)
+        if number >= self.number and kind in self.failing:
+            raise OSError(self.code, os.strerror(self.code), path)
+        if number == self.number and self.action == "kill":
+            os.kill(os.getpid(), self.code)
             time.sleep(0)  # where a signal that is handled is handled
 
     @contextmanager
@@ -93,9 +100,9 @@ def moving(seen: Watch, name: str, usual: Callable[..., Any]) -> Callable[..., A
         come = os.fsdecode(source) if name == "symlink" else absolute(source, given.get("src_dir_fd"))
         if not seen.inside(to):
             return usual(source, path, *more, **given)
-        seen.before()
+        seen.before(kind := "rename" if name == "replace" else name, to)
         content = seen.read(come) if name != "symlink" else None
-        with seen.done(Call("rename" if name == "replace" else name, to, come, content)):
+        with seen.done(Call(kind, to, come, content)):
             return usual(source, path, *more, **given)
 
     return call
@@ -106,9 +113,9 @@ def acting(seen: Watch, name: str, usual: Callable[..., Any]) -> Callable[..., A
         at = absolute(path, given.get("dir_fd"))
         if not seen.inside(at):
             return usual(path, *more, **given)
-        seen.before()
+        seen.before(kind := "unlink" if name == "remove" else name, at)
         content = seen.read(at) if name == "fsync" else None
-        with seen.done(Call("unlink" if name == "remove" else name, at, content=content)):
+        with seen.done(Call(kind, at, content=content)):
             return usual(path, *more, **given)
 
     return call
@@ -118,8 +125,8 @@ def opening(seen: Watch, usual: Callable[..., Any]) -> Callable[..., Any]:
     def call(path: Any, mode: str = "r", *more: Any, **given: Any) -> Any:
         if not set(mode) & set("wax+") or isinstance(path, int) or not seen.inside(at := absolute(path)):
             return usual(path, mode, *more, **given)
-        seen.before()
         kind = "create" if not os.path.lexists(at) else "append" if "a" in mode else "rewrite"
+        seen.before(kind, at)
         with seen.done(Call(kind, at)):
             return usual(path, mode, *more, **given)
 
@@ -132,7 +139,7 @@ def writing(seen: Watch) -> Callable[..., int]:
             file.write(text[: len(text) // 2])
             file.flush()
             if seen.inside(absolute(path)):
-                seen.before()
+                seen.before("write", absolute(path))
                 with seen.done(Call("write", absolute(path))):
                     pass
             return len(text[: len(text) // 2]) + file.write(text[len(text) // 2 :])

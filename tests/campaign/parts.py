@@ -1,4 +1,4 @@
-"""The parts of the campaign: each kills for a while and returns a table of what it did and what was wrong."""
+"""The parts of the campaign: each disturbs for a while and returns a table of what it did and what was wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import SlipwayError
-from tests.campaign import kills, power, rollouts, steps
+from tests.campaign import faults, kills, power, rollouts, steps
 from tests.campaign.steps import Place
 
 EACH_CALL: Final = 0.8
@@ -89,6 +89,37 @@ def losses_of_power(folder: Path, draw: random.Random, until_s: float) -> Result
                         return result
 
 
+def all_faults(folder: Path, draw: random.Random, until_s: float) -> Result:
+    """Let the disk fail at calls and on a small one, and the Hub while it is asked."""
+    result = Result()
+    with steps.hub() as hub, faults.small_disk(folder / "disk") as change:
+        known, place = kills.undisturbed(folder, hub), Place(folder / "failed", hub)
+        killed = [each for each in known if each.step.killed]
+        every = faults.every_call(known)
+        draw.shuffle(every)
+        result.rows["calls to fail at"] = len(every)
+        small = Place(folder / "small", hub)
+        small.folder.mkdir()
+        (small.folder / "store").symlink_to(folder / "disk" / "store")
+        if change is None:
+            print("nobody may mount a disk here: none is too small or read-only as a whole", flush=True)
+        while time.monotonic() < until_s:
+            drawn = draw.random()
+            if every and drawn < EACH_CALL:
+                each, kind, number = every.pop()
+                what, wrong = f"disk {kind} at a call", faults.at_a_call(each, place, kind, number)
+            elif change and drawn < (1 + EACH_CALL) / 2:
+                each, room = draw.choice(killed), draw.choice((None, draw.random(), draw.random()))
+                what = "a disk that is too small" if room else "a disk that can't be written to"
+                wrong = faults.on_a_small_disk(each, small, change, room)
+            else:
+                each = draw.choice([each for each in killed if each.step.module == "stages.acquire"])
+                kind = draw.choice([*faults.HUB])
+                what, wrong = f"Hub: answers {kind}", faults.of_the_hub(each, place, kind, draw)
+            result.add(what, f"{each.step.name}, {what}", wrong)
+    return result
+
+
 def in_rollouts(folder: Path, draw: random.Random, until_s: float) -> Result:
     """Kill what takes part in rollouts, under load."""
     result, seen = Result(), dict[str, rollouts.Losses]()
@@ -116,6 +147,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "programs": programs,
     "runs": engine,
     "power": losses_of_power,
+    "faults": all_faults,
     "rollouts": in_rollouts,
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import kills, power, rollouts, steps
+from tests.campaign import faults, kills, power, rollouts, steps
 from tests.campaign.kills import Kill, Known
 from tests.campaign.steps import Hub, Place
 
@@ -87,6 +87,38 @@ def test_what_a_kill_left_is_noticed(known: dict[str, Known], hub: Hub, tmp_path
 def test_a_kill_at_a_random_time_is_the_same(known: dict[str, Known], hub: Hub, tmp_path: Path) -> None:
     kill = Kill(known["acquire"], 0, signal.SIGKILL, after_s=0.05)
     assert kills.killed(kill, Place(tmp_path, hub)) == (True, [])
+
+
+@pytest.mark.parametrize("kind", faults.DISK)
+def test_a_disk_that_fails_at_any_call_loses_nothing_and_is_named(
+    known: dict[str, Known], hub: Hub, tmp_path: Path, kind: str
+) -> None:
+    place, draw, every = Place(tmp_path, hub), random.Random(3), faults.every_call([*known.values()])
+    for step in known.values():
+        of_step = [number for each, fault, number in every if (each, fault) == (step, kind)]
+        for number in draw.sample(of_step, min(1, len(of_step))):
+            assert faults.at_a_call(step, place, kind, number) == [], f"{step.step.name} at {number}"
+
+
+def test_a_disk_that_is_too_small_or_read_only_loses_nothing_and_is_named(
+    known: dict[str, Known], hub: Hub, tmp_path: Path
+) -> None:
+    place = Place(tmp_path / "small", hub)
+    place.folder.mkdir()
+    (place.folder / "store").symlink_to(tmp_path / "disk" / "store")
+    with faults.small_disk(tmp_path / "disk") as change:
+        if change is None:
+            pytest.skip("needs the right to mount a small file system")
+        for name in ("acquire", "make fp16", "publish"):
+            for room in (None, 0.1, 0.6):
+                assert faults.on_a_small_disk(known[name], place, change, room) == [], (name, room)
+
+
+@pytest.mark.parametrize("kind", faults.HUB)
+def test_a_hub_that_fails_loses_nothing_and_is_named(
+    known: dict[str, Known], hub: Hub, tmp_path: Path, kind: str
+) -> None:
+    assert faults.of_the_hub(known["acquire"], Place(tmp_path, hub), kind, random.Random(1)) == []
 
 
 @pytest.mark.parametrize(

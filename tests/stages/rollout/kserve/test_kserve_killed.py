@@ -1,12 +1,16 @@
-"""A rollout on KServe that is killed around what it asks of the API server, and then given up or started again."""
+"""A rollout on KServe that is killed around what it asks of the API server, and then given up or started again; and one
+whose API server fails again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from stages.parts.base.errors import Conflict
+from stages.parts.base.errors import Conflict, TransientError
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases
 from stages.parts.releases.release import Split
@@ -98,3 +102,46 @@ def test_a_rollout_that_was_killed_is_started_again_and_promoted(
     assert journal
     assert journal.state == "promoted"
     assert kserve.kserve.started == [GOOD, NEXT]
+
+
+@contextmanager
+def failing_again_and_again(kserve: OnKServe, seed: int) -> Iterator[None]:
+    """The API server answers with 500, 503 or 429, or not at all, or does what it is asked and does not say so."""
+    over, draw, server = threading.Event(), random.Random(seed), kserve.server
+
+    def disturb() -> None:
+        while not over.wait(draw.uniform(0.1, 0.5)):
+            server.heal()  # of what nobody has met
+            verb, times = draw.choice(("get", "list", "patch", "create", "*")), draw.randint(1, 3)
+            if draw.random() < 0.5:
+                status = draw.choice((500, 503, 429))
+                server.fail(verb, "*", status, times=times, retry_after=0 if status == 429 else None)
+            else:
+                draw.choice((server.hang_up, server.lose_answer))(verb, "*", times=times)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        server.heal()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_good_canary_is_promoted_though_the_api_fails_again_and_again(standard: OnKServe, seed: int) -> None:
+    standard.first()
+    standard.make(NEXT)
+    standard.nominate(NEXT)
+    state = ""
+    with failing_again_and_again(standard, seed):
+        while not state:
+            try:
+                state = standard.roll(NEXT).state
+            except TransientError:  # the same command continues
+                continue
+    assert state == "promoted"
+    assert standard.connect().split() == Split(NEXT)
+    assert [each.release for each in releases.history(standard.store)] == [GOOD, NEXT]
+    assert standard.kserve.started == [GOOD, NEXT]
