@@ -15,6 +15,7 @@ from pipeline.argo.runs import all_runs
 from pipeline.argo.status import ended
 from pipeline.argo.template import with_cluster
 from pipeline.cluster.controller import account, has_repository
+from pipeline.cluster.door import GATEWAYS
 from pipeline.cluster.manifests import documents_of, of_folder
 from pipeline.cluster.monitoring import Monitoring
 from pipeline.cluster.scaling_check import with_prometheus
@@ -233,6 +234,17 @@ def _reason_to_keep(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: s
     private = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
     if elsewhere and not private:
         return f"Slipway in namespace {elsewhere} needs it"
+    if kind.name == "EnvoyProxy" and (gateway := _gateway_with(cluster, metadata)):
+        return f"the Gateway {gateway} names it, and routes nothing without it; remove its spec.infrastructure first"
+    return ""
+
+
+def _gateway_with(cluster: Cluster, proxy: Object) -> str:
+    """Find the Gateway that has its proxies made as this EnvoyProxy says; return an empty text if none does."""
+    for gateway in cluster.list(GATEWAYS, proxy["namespace"])[0]:
+        reference = gateway["spec"].get("infrastructure", {}).get("parametersRef", {})
+        if (reference.get("kind"), reference.get("name")) == ("EnvoyProxy", proxy["name"]):
+            return str(gateway["metadata"]["name"])
     return ""
 
 

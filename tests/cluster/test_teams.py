@@ -8,7 +8,9 @@ reach.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -78,6 +80,17 @@ def ask(place: Place, token: str, **body: Any) -> httpx.Response:
     return httpx.post(f"http://{gateway}/v1/completions", json=told, headers=headers, timeout=120)
 
 
+def answers(place: Place, token: str) -> bool:
+    """Whether the gateway answers, which it does not while its proxies start again."""
+    with contextlib.suppress(httpx.TransportError):
+        return ask(place, token).status_code == 200
+    return False
+
+
+def proxies(place: Place) -> set[str]:
+    return {pod["metadata"]["name"] for pod in place.cluster.list(PODS, PROXIES, labels=OWNED)[0]}
+
+
 def usage(place: Place, since: str) -> dict[str, dict[str, Any]]:
     rows = place.answer("usage", "--since", since, "--by", "client")
     return {row["client"]: row for row in rows}
@@ -87,14 +100,15 @@ def test_usage_is_what_vllm_counted_with_the_gateway_restarted_in_between(
     place: Place, issuer: Issuer, tell: Tell
 ) -> None:
     since, told = datetime.now(UTC).isoformat(), {"prompt_tokens": 0, "completion_tokens": 0}
-    token = issuer.sign(team="search")
-    place.until(lambda: ask(place, token).status_code == 200, 300)
-    before = {pod["metadata"]["name"] for pod in place.cluster.list(PODS, PROXIES, labels=OWNED)[0]}
+    token = issuer.sign(team="search", exp=time.time() + 3600)
+    place.until(lambda: answers(place, token), 300)
+    before = proxies(place)
     for number in range(100):
         if number == 50:
             for name in before:
                 place.cluster.delete(PODS, name, PROXIES)
-            place.until(lambda: ask(place, token).status_code == 200, 300)
+            place.until(lambda: not before & proxies(place), 400)  # which answer until they have drained
+            place.until(lambda: answers(place, token), 300)
         answer = ask(place, token, max_tokens=4 + number % 8)
         answer.raise_for_status()
         for field in told:

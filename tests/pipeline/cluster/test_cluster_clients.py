@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.cluster.doctor import check_cluster
-from pipeline.cluster.install import install, uninstall
+from pipeline.cluster.install import ObjectChange, install, uninstall
 from pipeline.settings.config import RunConfig, load
 from stages.parts.base.errors import ConfigError, NotInstalled, UnknownName
 from stages.parts.cluster.api import Cluster
@@ -142,32 +142,53 @@ def test_clients_with_tokens_have_no_keys(clients: Path, said: Said) -> None:
     assert "Key" not in said("list")
 
 
-def test_doctor_says_why_no_usage_is_kept(
-    server: KubernetesServer, guarded: Cluster, platform: RunConfig, tmp_path: Path, said: Said
-) -> None:
+GATEWAY: dict[str, Any] = {
+    "apiVersion": "gateway.networking.k8s.io/v1",
+    "kind": "Gateway",
+    "metadata": {"name": "kserve-ingress-gateway", "namespace": "kserve"},
+    "spec": {},
+}
+WITH_PROXY = {"infrastructure": {"parametersRef": {"kind": "EnvoyProxy", "name": "slipway-usage"}}}
+
+
+@pytest.fixture
+def counted(server: KubernetesServer, guarded: Cluster, tmp_path: Path) -> RunConfig:
+    """A platform with usage, installed; its Gateway does not name the EnvoyProxy yet."""
     with_kserve(server)
     server.register(Resource("gateway.envoyproxy.io/v1alpha1", "EnvoyProxy", "envoyproxies"))
     server.register(Resource("gateway.networking.k8s.io/v1", "Gateway", "gateways"))
     server.put(namespace("envoy-gateway-system"))
-    gateway: dict[str, Any] = {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "Gateway",
-        "metadata": {"name": "kserve-ingress-gateway", "namespace": "kserve"},
-        "spec": {},
-    }
-    server.put(gateway)
+    server.put(GATEWAY)
     path = tmp_path / "ours.yaml"
     settings = {"file": "clients.yaml", "usage_secret": "database"}
     path.write_text(yaml.safe_dump({"extends": PLATFORM, "cluster": {"clients": settings}}))
-    kept = load(chosen={"platform": str(path)})
-    install_all(guarded, kept)
-    assert "does not use EnvoyProxy slipway-usage" in checked(guarded, kept)[1]
-    ours = {"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", "name": "slipway-usage"}
-    server.put(gateway | {"spec": {"infrastructure": {"parametersRef": ours}}})
-    assert "no Secret envoy-gateway-system/database" in checked(guarded, kept)[1]
+    config = load(chosen={"platform": str(path)})
+    install_all(guarded, config)
+    return config
+
+
+@pytest.mark.usefixtures("said")
+def test_doctor_says_why_no_usage_is_kept(server: KubernetesServer, guarded: Cluster, counted: RunConfig) -> None:
+    assert "does not use EnvoyProxy slipway-usage" in checked(guarded, counted)[1]
+    server.put(GATEWAY | {"spec": WITH_PROXY})
+    assert "no Secret envoy-gateway-system/database" in checked(guarded, counted)[1]
     secret = {"name": "database", "namespace": "envoy-gateway-system"}
     server.put({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": {}})
-    assert checked(guarded, kept) == ("warning", "without a key: search, reports")
+    assert checked(guarded, counted) == ("warning", "without a key: search, reports")
+
+
+def test_what_the_gateway_names_is_left_in_place(
+    server: KubernetesServer, guarded: Cluster, counted: RunConfig
+) -> None:
+    def proxy() -> ObjectChange:
+        changes = uninstall(guarded, counted, models=False, dry_run=True, force=True)
+        (found,) = [each for each in changes if each.kind == "EnvoyProxy"]
+        return found
+
+    assert proxy().state == "would be removed"
+    server.put(GATEWAY | {"spec": WITH_PROXY})
+    assert proxy().state == "kept"
+    assert "the Gateway kserve-ingress-gateway names it" in proxy().reason
 
 
 def test_limits_belong_into_the_file(said: Said) -> None:
