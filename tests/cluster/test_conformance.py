@@ -57,6 +57,7 @@ SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput:
 """Weights by which int8 is the winner."""
 COPIES = ("--set", "rollout.mirror={percent: 100, duration_s: 60}")
 ANSWERED = "vllm:request_success_total"
+NO_ANSWER = 0
 QUESTION = "What is a list?"
 OTHER_QUESTION = "a question that one template refuses"
 
@@ -83,7 +84,11 @@ class Clients:
         for question in itertools.cycle((QUESTION, OTHER_QUESTION)):
             if self._over.wait(0.5):
                 return
-            answer = self.ask(question)
+            try:
+                answer = self.ask(question)
+            except httpx.HTTPError:
+                self.statuses.append(NO_ANSWER)
+                continue
             self.statuses.append(answer.status_code)
             if answer.is_success:
                 self.releases.append(answer.json()["system_fingerprint"])
