@@ -148,7 +148,8 @@ class Server:
             return ServerFailed(f"vLLM ended: {cause}", hint=hint)
         lost, status = self.watch.lost, (self.process.poll() or 0) - SIGNALLED
         number = signal_in(text) or (lost.signal if lost else None)
-        if number is None and status in set(signal.Signals):  # the exit status shows what ended the API process
+        # The exit status is that of the API process, of which others that end later say nothing.
+        if status in set(signal.Signals) and (number is None or (lost is None and status == signal.SIGKILL)):
             number = signal.Signals(status)
         if number is None and lost is None and FAILED_CHILD not in text:
             return ServerFailed(f"vLLM ended: {last_line(text)}", hint=hint)
