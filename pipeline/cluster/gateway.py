@@ -32,7 +32,7 @@ from stages.rollout.kserve.objects import API_SECRET, endpoint_name
 from stages.rollout.kserve.shared_address import ENVOY_GATEWAY, SHARED
 
 TEMPLATE: Final = Path(__file__).with_name("gateway.yaml.jinja")
-SCRIPT: Final = Path(__file__).with_name("gateway.lua")
+SCRIPT, SHARED_SCRIPT = Path(__file__).with_name("gateway.lua"), Path(__file__).with_name("shared.lua")
 PROXY: Final = "slipway-usage"
 """The EnvoyProxy that keeps the usage."""
 
@@ -56,6 +56,7 @@ def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = F
         allowed=list(_allowed(namespace, clients)),
         shared=SHARED if shared else None,
         script=script(clients) if scripted else "",
+        shared_script=shared_script(clients) if clients.models else "",
         offered=OFFERED,
         door=door,
         proxy=PROXY,
@@ -87,7 +88,17 @@ def script(clients: ClusterClients) -> str:
         "PRICES": {model: price.model_dump() for model, price in paid.items()} or None,
         "PARTS": MONEY_PARTS,
     }
-    return "".join(f"local {name} = {_lua(value)}\n" for name, value in tables.items()) + SCRIPT.read_text("utf-8")
+    return _filled(SCRIPT, tables)
+
+
+def shared_script(clients: ClusterClients) -> str:
+    """Make the Lua script for the address of all models."""
+    own = {client.identity: dict.fromkeys(client.models, True) for client in clients.clients if client.models}
+    return _filled(SHARED_SCRIPT, {"CLIENT": door.CLIENT_HEADER, "MODELS": own})
+
+
+def _filled(script: Path, tables: dict[str, Any]) -> str:
+    return "".join(f"local {name} = {_lua(value)}\n" for name, value in tables.items()) + script.read_text("utf-8")
 
 
 def _lua(value: Any) -> str:

