@@ -58,6 +58,7 @@ SMALLEST = ("--set", "profile.weights={quality: 0.01, latency: 0.01, throughput:
 COPIES = ("--set", "rollout.mirror={percent: 100, duration_s: 60}")
 ANSWERED = "vllm:request_success_total"
 NO_ANSWER = 0
+SHARED_HOST = "models.example.com"
 QUESTION = "What is a list?"
 OTHER_QUESTION = "a question that one template refuses"
 
@@ -122,6 +123,15 @@ def installed_anew(place: Place) -> None:
     platform.write_text(yaml.safe_dump(told))
     changed = {each["name"] for each in place.answer("install") if each["state"] == "changed"}
     assert "slipway" in changed, changed
+
+
+def shared_host(place: Place) -> tuple[str, ...]:
+    """The settings of the address of all models, which asks the Gateway at its Service."""
+    owner = "gateway.envoyproxy.io/owning-gateway-name=kserve-ingress-gateway"
+    (proxies,), _ = place.cluster.list(SERVICES, labels=owner, everywhere=True)
+    metadata = proxies["metadata"]
+    through = f"{metadata['name']}.{metadata['namespace']}.svc.cluster.local:{proxies['spec']['ports'][0]['port']}"
+    return "--set", f"kserve.shared_host={SHARED_HOST}", "--set", f"kserve.shared_through={through}"
 
 
 @contextlib.contextmanager
@@ -439,13 +449,8 @@ def test_replicas_follow_the_load_and_a_floor_without_naming_prometheus(place: P
 def test_one_address_leads_to_the_model_that_a_request_names(place: Place, tell: Tell) -> None:
     if not there(place.cluster, DEFINITIONS, "aigatewayroutes.aigateway.envoyproxy.io"):
         pytest.skip("needs Envoy AI Gateway")
-    owner = "gateway.envoyproxy.io/owning-gateway-name=kserve-ingress-gateway"
-    (proxies,), _ = place.cluster.list(SERVICES, labels=owner, everywhere=True)
-    metadata = proxies["metadata"]
-    through = f"{metadata['name']}.{metadata['namespace']}.svc.cluster.local:{proxies['spec']['ports'][0]['port']}"
-    host = ("--set", "kserve.shared_host=models.example.com", "--set", f"kserve.shared_through={through}")
-    place.answer("rollout", "start", MODEL, *host)
-    base, headers = Clients(place).base, {"Host": "models.example.com"}
+    place.answer("rollout", "start", MODEL, *shared_host(place))
+    base, headers = Clients(place).base, {"Host": SHARED_HOST}
 
     def ask(model: str) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8}

@@ -1,21 +1,24 @@
-"""Three models of three owners by one fleet file, on the cluster of KUBECONFIG (``make test-cluster``). It needs KServe
-and, for the push, Argo Events."""
+"""Three models of three owners by one fleet file, on the cluster of KUBECONFIG (``make test-cluster``). It needs
+KServe, for the push Argo Events, and for the one address Envoy AI Gateway."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import openai
 import pytest
 import yaml
 
 from pipeline.argo.status import arguments_of
-from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, PODS, WORKFLOWS, Kind
+from stages.parts.cluster.kinds import CONFIG_MAPS, DEFINITIONS, PODS, SECRETS, WORKFLOWS, Kind
 from tests.cluster import pushes
 from tests.cluster.conftest import CONFIG, OTHER_MODEL, Place, Tell, there
-from tests.cluster.test_conformance import EVENTS, kserve, succeeded
+from tests.cluster.test_conformance import EVENTS, GATEWAYS, SHARED_HOST, kserve, shared_host, succeeded
 from tests.demo import DEMO, MODEL
 from tests.models.servable import publish
 
@@ -127,3 +130,65 @@ def test_a_push_runs_the_model_with_the_settings_of_the_file(
     assert place.call("stop", run).returncode == 0
     place.ended(run)
     tell("a push of a model of the fleet", f"a run of {OTHER_MODEL} with its own profile")
+
+
+@pytest.fixture
+def keys(place: Place) -> Iterator[dict[str, str]]:
+    """The keys of a client that may use all models, and of one that may use one."""
+    clients = [
+        {"name": "all", "secret": "fleet-keys"},
+        {"name": "code", "secret": "fleet-keys", "models": [OTHER_MODEL]},
+    ]
+    (place.folder / "clients.yaml").write_text(yaml.safe_dump({"clients": clients}))
+    file = place.folder / "platform.yaml"
+    before = file.read_text()
+    platform = yaml.safe_load(before)
+    platform["cluster"]["clients"] = {"file": "clients.yaml"}
+    file.write_text(yaml.safe_dump(platform))
+    place.answer("install", *shared_host(place))
+    yield {name: place.answer("clients", "add", name)["key"] for name in ("all", "code")}
+    file.write_text(before)
+    for plural in ("SecurityPolicy", "BackendTrafficPolicy", "EnvoyExtensionPolicy"):
+        kind = place.cluster.kind("gateway.envoyproxy.io/v1alpha1", plural)
+        for each in place.cluster.list(kind, labels="app.kubernetes.io/part-of=slipway")[0]:
+            place.cluster.delete(kind, each["metadata"]["name"])
+    place.cluster.delete(SECRETS, "fleet-keys")
+    place.answer("install")
+
+
+def test_the_official_client_reaches_all_by_one_address_and_one_key(
+    place: Place, tell: Tell, keys: dict[str, str]
+) -> None:
+    if not there(place.cluster, DEFINITIONS, "aigatewayroutes.aigateway.envoyproxy.io"):
+        pytest.skip("needs Envoy AI Gateway")
+    for model in OWNERS:
+        place.answer("rollout", "start", model, *shared_host(place))
+    gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
+    every, one = (
+        openai.OpenAI(
+            base_url=f"http://{gateway}/v1", api_key=keys[name], default_headers={"Host": SHARED_HOST}, max_retries=0
+        )
+        for name in ("all", "code")
+    )
+
+    def lists_all() -> bool:
+        with contextlib.suppress(openai.APIError):
+            return {model.id for model in every.models.list()} == {*OWNERS}
+        return False
+
+    place.until(lists_all, 300)
+    for model in OWNERS:
+        answer = every.completions.create(model=model, prompt="What is a list?", max_tokens=4)
+        assert answer.model == model
+        assert answer.usage.completion_tokens
+    assert [model.id for model in one.models.list()] == [OTHER_MODEL]
+    assert one.completions.create(model=OTHER_MODEL, prompt="hi", max_tokens=2).choices
+    for model in (MODEL, "slipway/unknown"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            one.completions.create(model=model, prompt="hi", max_tokens=2)
+        assert refused.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError):
+        every.with_options(api_key="sk-wrong").models.list()
+    tell(
+        "three models by one address and one key", "OpenAI's client reaches all; another sees and reaches its one alone"
+    )
