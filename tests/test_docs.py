@@ -100,7 +100,9 @@ def test_targets_of_make_and_exit_codes_are_there(page: Path) -> None:
 
 def test_the_page_for_operations_has_every_alert_and_every_exit_code_with_its_errors() -> None:
     text = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
-    groups = yaml.safe_load((REPOSITORY / "manifests/monitoring/alerts.yaml").read_text())["spec"]["groups"]
+    files = ("monitoring/alerts.yaml", "envoy-gateway/clients/budgets.yaml")
+    documents = [each for file in files for each in yaml.safe_load_all((REPOSITORY / "manifests" / file).read_text())]
+    groups = [group for each in documents for group in each["spec"].get("groups", [])]
     alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
     assert re.findall(r"^\| `(Slipway\w+)` \|", text, re.MULTILINE) == alerts
     listed: dict[str, int] = {}

@@ -112,9 +112,14 @@ class ClusterClients(Settings):
                 raise ValueError(f"{client.name} has {wrong}")
             if client.money_per_month and not self.prices:
                 raise ValueError(f"money_per_month of {client.name} needs prices")
-        if max(len(self.clients), sum(len(client.limits) for client in self.clients)) > MOST_RULES:
+        if max(len(self.clients), len(self.limits)) > MOST_RULES:
             raise ValueError(f"Envoy Gateway takes {MOST_RULES} clients, and as many limits of all of them")
         return self
+
+    @property
+    def limits(self) -> list[tuple[ClusterClient, int, str, str]]:
+        """Of all clients, in the order by which Envoy Gateway numbers them."""
+        return [(client, *limit) for client in self.clients for limit in client.limits]
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from stages.rollout.kserve.objects import API_SECRET, endpoint_name
 from stages.rollout.kserve.shared_address import ENVOY_GATEWAY, SHARED
 
 TEMPLATE: Final = Path(__file__).with_name("gateway.yaml.jinja")
+BUDGETS: Final = Path(__file__).with_name("budgets.yaml.jinja")
 SCRIPT, SHARED_SCRIPT = Path(__file__).with_name("gateway.lua"), Path(__file__).with_name("shared.lua")
 PROXY: Final = "slipway-usage"
 """The EnvoyProxy that keeps the usage."""
@@ -41,7 +42,7 @@ def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = F
     """Make every object, for the endpoints in *namespace* and, if it is *shared*, for the address of all models.
     *image*: of what takes in the usage. Raises: as ``read_clients``."""
     clients = read_clients(settings)
-    limits = [(client.identity, *limit) for client in clients.clients for limit in client.limits]
+    limits = clients.limits
     # Policies alone do not count tokens, nor change what is forwarded.
     scripted = settings.usage_secret or any(counted != "requests" for *_, counted in limits)
     scripted = scripted or any(client.priority or client.cache_salt for client in clients.clients)
@@ -63,6 +64,12 @@ def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = F
         access_log=access_log.NAME,
         url_variable=URL_VARIABLE,
     )
+
+
+def budgets(namespace: str, settings: ClientSettings) -> list[Object]:
+    """Make what prometheus-operator takes to tell whose budget of a month is used up; nothing if no client has one.
+    Raises: as ``read_clients``."""
+    return rendered(BUDGETS, namespace=namespace, settings=settings, limits=read_clients(settings).limits)
 
 
 def _allowed(namespace: str, clients: ClusterClients) -> Iterator[tuple[list[str], str]]:

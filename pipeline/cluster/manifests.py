@@ -40,13 +40,14 @@ WITH_IMAGES: Final = ("events/receiver.yaml", "events/poll/poll.yaml", "events/f
 IMAGE: Final = re.compile(r"(?<=image: )\S*/slipway-slim:\S+")
 NAMESPACE: Final = "slipway"
 CLIENTS: Final = Path("envoy-gateway/clients/gateway.yaml")
+BUDGETS: Final = CLIENTS.with_name("budgets.yaml")
 EXAMPLE: Final = ClientSettings(
     file=str(MANIFESTS / CLIENTS.with_name("clients.yaml")),
     hosts=("*.example.com",),
     issuer="letsencrypt",
     prometheus="monitoring",
 )
-"""What the example in ``CLIENTS`` is rendered with."""
+"""What the examples in ``CLIENTS`` and ``BUDGETS`` are rendered with."""
 EXAMPLE_MADE: Final = (
     "# Made from clients.yaml by: make manifests. An example: slipway install applies your platform's.\n"
 )
@@ -129,6 +130,7 @@ def files() -> dict[Path, str]:
     texts = {Path(file): IMAGE.sub(image, (MANIFESTS / file).read_text(encoding="utf-8")) for file in WITH_IMAGES}
     texts |= {Path("base") / file: MADE.format(SHARED) + as_text(contents) for file, contents in base.items()}
     texts[CLIENTS] = EXAMPLE_MADE + as_text(gateway.of(NAMESPACE, EXAMPLE, image=""))
+    texts[BUDGETS] = EXAMPLE_MADE + as_text(gateway.budgets(NAMESPACE, EXAMPLE))
     for name in clusters():
         documents = documents_of(load(chosen={"platform": name}))
         overlay = _kustomization(["../../base"], list(_patches(documents_of(shared), documents)))

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from pipeline.cluster.controller import controllers, metrics_scheme
+from pipeline.cluster.gateway import budgets
 from pipeline.cluster.manifests import MANIFESTS, of_folder
 from pipeline.cluster.objects import find, labelled
 from pipeline.runs.tables import Finding, off, ok, warning
@@ -56,10 +57,12 @@ class Monitoring:
 
     @cached_property
     def documents(self) -> list[Object]:
-        """The objects as they are applied; none where nothing would take them."""
+        """The objects as they are applied; none where nothing would take them. Raises: as ``read_clients``."""
         if isinstance(self.prometheus, str):
             return []
         documents = of_folder("monitoring", self.config.platform.namespace)
+        if clients := self.config.cluster.clients:
+            documents += budgets(self.config.platform.namespace, clients)
         for body in documents:
             if body["metadata"]["name"] == ARGO:
                 self._complete_argo(body["spec"])

@@ -32,15 +32,22 @@ from stages.rollout.kserve.objects import (
 from stages.rollout.kserve.settings import KServe
 
 MONITORING = MANIFESTS / "monitoring"
+CLIENTS = MANIFESTS / "envoy-gateway" / "clients"
+RULES = (MONITORING / "alerts.yaml", CLIENTS / "budgets.yaml")
+"""Each beside its tests."""
 NAME = re.compile(r"\b(?:vllm:|DCGM_|http_)\w+")
 SUFFIX = re.compile(r"_(bucket|sum|count|total)$")
 OTHERS = {"http_requests_total", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE"}
 """Metrics of vLLM's HTTP server (prometheus-fastapi-instrumentator) and the DCGM exporter's default set."""
 
 
+def spec_of(path: Path) -> dict[str, Any]:
+    (spec,) = [each["spec"] for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "PrometheusRule"]
+    return dict(spec)
+
+
 def rules() -> list[dict[str, Any]]:
-    spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
-    return [rule for group in spec["groups"] for rule in group["rules"]]
+    return [rule for path in RULES for group in spec_of(path)["groups"] for rule in group["rules"]]
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -78,13 +85,13 @@ def test_metrics_that_are_gone_are_not_used() -> None:
         assert "vllm:time_per_output_token_seconds" not in text
 
 
-def test_prometheus_finds_the_rules_correct_and_their_tests_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
+def test_prometheus_finds_the_rules_correct_and_their_tests_hold(tmp_path: Path, path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool, of the package prometheus")
-    spec = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
-    shutil.copy(MONITORING / "tests.yaml", tmp_path)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec_of(path)))
+    shutil.copy(path.with_name("tests.yaml"), tmp_path)
     (tmp_path / "gpus.yaml").write_text(yaml.safe_dump(joined_gpus()))
     for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml", "gpus.yaml"]):
         said = subprocess.run([promtool, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -131,7 +138,7 @@ def test_the_alert_knows_the_deployments_that_kserve_makes_of_our_objects(tmp_pa
 
 
 def test_every_alert_is_tried_and_says_what_to_do() -> None:
-    tests = yaml.safe_load((MONITORING / "tests.yaml").read_text())["tests"]
+    tests = [each for path in RULES for each in yaml.safe_load(path.with_name("tests.yaml").read_text())["tests"]]
     cases = [case for test in tests for case in test.get("alert_rule_test", [])]
     fired = {case["alertname"] for case in cases if case["exp_alerts"]}
     silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
@@ -139,7 +146,8 @@ def test_every_alert_is_tried_and_says_what_to_do() -> None:
     for each in alerts():
         assert each["labels"]["severity"] in ("critical", "warning")
         assert each["annotations"].keys() == {"summary", "runbook"}
-        assert "for" in each or "slipway_" in each["expr"].partition("argo_workflows_")[2], "what happened stays so"
+        happened = ("argo_workflows_slipway_", "slipway_client:over_budget:")
+        assert "for" in each or any(series in each["expr"] for series in happened), "what happened stays so"
 
 
 def test_the_labels_of_pods_become_those_that_queries_use() -> None:

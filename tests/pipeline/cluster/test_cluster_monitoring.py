@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.cluster.doctor import check_cluster
 from pipeline.cluster.install import install, uninstall
 from pipeline.cluster.monitoring import DASHBOARD
+from pipeline.settings.platform import ClientSettings
 from tests.kubernetes.objects import Object, Resource
 from tests.pipeline.argo.argo_bench import controller, namespace
 
@@ -201,3 +203,41 @@ def test_doctor_says_which_web_hook_is_there(server, there, platform):
     metadata = {"name": "slipway-notify", "namespace": there.namespace}
     server.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}})
     assert check_cluster(there, platform)["notifications"][0] == "ok"
+
+
+@pytest.mark.parametrize("home", [None, "monitoring"])
+def test_budgets_of_a_month_are_watched_where_clients_have_some(server, there, platform, tmp_path, home):
+    prometheus(server, **selecting(namespaces=None if home else {}))
+    for kind, plural in (
+        ("SecurityPolicy", "securitypolicies"),
+        ("BackendTrafficPolicy", "backendtrafficpolicies"),
+        ("EnvoyExtensionPolicy", "envoyextensionpolicies"),
+    ):
+        server.register(Resource("gateway.envoyproxy.io/v1alpha1", kind, plural, status=True))
+    search: dict[str, Any] = {"name": "search", "secret": "keys", "requests_per_minute": 60}
+    reports: dict[str, Any] = {"name": "reports", "secret": "keys"}
+    for monthly in ({}, {"tokens_per_minute": 100, "tokens_per_month": 3000}):
+        (tmp_path / "clients.yaml").write_text(yaml.safe_dump({"clients": [search, reports | monthly]}))
+        named = {"clients": ClientSettings(file=str(tmp_path / "clients.yaml"))}
+        cluster = platform.platform.cluster.model_copy(update=named)
+        chosen = platform.model_copy(update={"platform": platform.platform.model_copy(update={"cluster": cluster})})
+        state, found, _ = monitoring(there, chosen)
+        assert (state, "slipway-budgets" in found) == ("warning", bool(monthly))
+        install(there, chosen, dry_run=False, force=False)
+        assert monitoring(there, chosen)[0] == "ok"
+    suffix, place = (f"-{there.namespace}", home) if home else ("", there.namespace)
+    monitor = server.find("PodMonitor", f"slipway-ratelimit{suffix}", place)
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["envoy-gateway-system"]}
+    body = server.find("PrometheusRule", f"slipway-budgets{suffix}", place)
+    assert body["metadata"]["labels"]["release"] == monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    (group,) = body["spec"]["groups"]
+    kept, alert = group["rules"]
+    assert kept["labels"] == {"namespace": there.namespace, "client": "reports", "counted": "tokens", "limit": "3000"}
+    policy = server.find("BackendTrafficPolicy", "slipway-clients", there.namespace)
+    (rule,) = [
+        n for n, each in enumerate(policy["spec"]["rateLimit"]["global"]["rules"]) if each["limit"]["unit"] == "Month"
+    ]
+    assert f'key2="rule-{rule}-match-0_rule-{rule}-match-0"' in kept["expr"]
+    assert alert["alert"] == "SlipwayMonthsBudgetUsedUp"
+    uninstall(there, chosen, models=False, dry_run=False, force=False)
+    assert server.all("PrometheusRule") == server.all("PodMonitor") == []
