@@ -19,6 +19,7 @@ from pipeline.cluster.manifests import MANIFESTS
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.store import ModelStore
 from stages.parts.vllm.prometheus import METRICS
+from stages.rollout.kserve import llm, route, standard
 from stages.rollout.kserve.autoscaling import METRICS as SCALED_BY
 from stages.rollout.kserve.autoscaling import SPENT
 from stages.rollout.kserve.objects import (
@@ -127,8 +128,13 @@ def test_the_alert_knows_the_deployments_that_kserve_makes_of_our_objects(tmp_pa
     ours, name = re.findall(r'"([^"]*\[0-9a-f\][^"]*)"', expression)
     for model in ("org/Model-7B", "m", "a-model/with.a-name-that-is-long-2-abcdef"):
         endpoint = KServeEndpoint(ModelStore(tmp_path, model), Serving(), KServe(), "slipway")
-        release = predictor_name("0012-awq-0123456789ab")
-        for deployment in (f"{endpoint.name}-{release}-predictor", f"{endpoint.name}-predictor-00012-deployment"):
+        release = "0012-awq-0123456789ab"
+        for deployment in (
+            standard.deployment(endpoint, {"name": predictor_name(release)}),
+            route.deployment(endpoint, release),
+            llm.llm_deployment(llm.llm_name(endpoint, release)),
+            f"{endpoint.name}-predictor-00012-deployment",
+        ):
             assert re.fullmatch(ours, deployment)
             found = re.fullmatch(name, deployment)
             assert found
