@@ -11,13 +11,13 @@ from typing import Any
 
 
 class Hook(ThreadingHTTPServer):
-    def __init__(self, status: int) -> None:
-        super().__init__(("127.0.0.1", 0), Receiver)
-        self.status, self.posted = status, list[dict[str, Any]]()
+    def __init__(self, status: int, host: str) -> None:
+        super().__init__((host, 0), Receiver)
+        self.host, self.status, self.posted = host, status, list[dict[str, Any]]()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/services/T0/B0/secret"
+        return f"http://{self.host}:{self.server_port}/services/T0/B0/secret"
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -33,8 +33,8 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hook(status: int = 200) -> Iterator[Hook]:
-    with Hook(status) as server:
+def hook(status: int = 200, host: str = "127.0.0.1") -> Iterator[Hook]:
+    with Hook(status, host) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()

@@ -70,7 +70,7 @@ class Clients:
         routes, _ = place.cluster.list(HTTP_ROUTES, labels=OURS)
         route = next(each for each in routes if each["metadata"]["name"].endswith("-route"))
         gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
-        self._host, self.base = {"Host": route["spec"]["hostnames"][0]}, f"http://{gateway}"
+        self.host, self.base = {"Host": route["spec"]["hostnames"][0]}, f"http://{gateway}"
         self.statuses: list[int] = []
         self.releases: list[str] = []
         """Which release gave each answer, as it says itself."""
@@ -79,7 +79,7 @@ class Clients:
 
     def ask(self, question: str = QUESTION) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 8}
-        return httpx.post(f"{self.base}/v1/chat/completions", json=body, headers=self._host, timeout=120)
+        return httpx.post(f"{self.base}/v1/chat/completions", json=body, headers=self.host, timeout=120)
 
     def _go(self) -> None:
         for question in itertools.cycle((QUESTION, OTHER_QUESTION)):
