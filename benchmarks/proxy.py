@@ -76,6 +76,7 @@ class Way:
     key: str = ""
     socket: str | None = None
     certificate: str | None = None
+    model: str = MODEL
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.AsyncHTTPTransport(uds=self.socket, verify=trusting(self.certificate), limits=KEPT)
@@ -238,13 +239,13 @@ async def open_loop(way: Way, per_s: float, draw: random.Random) -> list[float |
     async with way.client() as client:
         for number in range(int(per_s * FLOOD_TURN_S)):
             await asyncio.sleep(max(0.0, started + number / per_s - time.monotonic()))
-            tasks.append(asyncio.create_task(ask(client, prompt(draw))))
+            tasks.append(asyncio.create_task(ask(client, prompt(draw), way.model)))
         return list(await asyncio.gather(*tasks))
 
 
-async def ask(client: httpx.AsyncClient, tokens: list[int]) -> float | None:
+async def ask(client: httpx.AsyncClient, tokens: list[int], model: str = MODEL) -> float | None:
     """Milliseconds until the first token; None: it was refused."""
-    body = {"model": MODEL, "prompt": tokens, "max_tokens": OUTPUT_TOKENS, "stream": True}
+    body = {"model": model, "prompt": tokens, "max_tokens": OUTPUT_TOKENS, "stream": True}
     sent, first = time.monotonic(), None
     async with client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as reply:
         if reply.status_code == httpx.codes.TOO_MANY_REQUESTS:

@@ -7,11 +7,13 @@ reach.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +21,7 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks import proxy
 from stages.parts.cluster.kinds import PODS, SECRETS
 from stages.parts.endpoint.clients import UNATTRIBUTED
 from stages.parts.endpoint.database import URL_VARIABLE
@@ -47,7 +50,11 @@ def issuer(place: Place, address: str, monkeypatch_module: pytest.MonkeyPatch) -
     monkeypatch_module.setenv(URL_VARIABLE, os.environ[URL])
     with running(made := Issuer("0.0.0.0")):  # noqa: S104
         tokens = {"issuer": made.url, "jwks_uri": f"http://{address}:{made.server_address[1]}/keys"}
-        clients = [{"name": "search", "cache_salt": "s" * 24}, {"name": "reports", "tokens_per_month": 1}]
+        clients = [
+            {"name": "search", "cache_salt": "s" * 24},
+            {"name": "reports", "tokens_per_month": 1},
+            {"name": "flood", "requests_per_minute": proxy.LIMITS["requests_per_minute"]},
+        ]
         document = {"tokens": tokens | {"audiences": ["slipway"], "claim": "team"}, "clients": clients}
         (place.folder / "clients.yaml").write_text(yaml.safe_dump(document))
         platform = yaml.safe_load((place.folder / "platform.yaml").read_text())
@@ -71,13 +78,31 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def ask(place: Place, token: str, **body: Any) -> httpx.Response:
+def endpoint(place: Place) -> tuple[str, str]:
+    """The gateway's address, and the model's host name."""
     routes, _ = place.cluster.list(HTTP_ROUTES, labels=OURS)
     host = next(each for each in routes if each["metadata"]["name"].endswith("-route"))["spec"]["hostnames"][0]
     gateway = place.cluster.get(GATEWAYS, "kserve-ingress-gateway", "kserve")["status"]["addresses"][0]["value"]
+    return f"http://{gateway}", host
+
+
+def ask(place: Place, token: str, **body: Any) -> httpx.Response:
+    gateway, host = endpoint(place)
     told = {"model": MODEL, "prompt": "What is a list?", "max_tokens": 8} | body
     headers = {"Host": host, "Authorization": f"Bearer {token}"}
-    return httpx.post(f"http://{gateway}/v1/completions", json=told, headers=headers, timeout=120)
+    return httpx.post(f"{gateway}/v1/completions", json=told, headers=headers, timeout=120)
+
+
+@dataclass(frozen=True)
+class Way(proxy.Way):
+    """Through the gateway."""
+
+    host: str = ""
+
+    def client(self) -> httpx.AsyncClient:
+        client = super().client()
+        client.headers["Host"] = self.host
+        return client
 
 
 def answers(place: Place, token: str) -> bool:
@@ -124,8 +149,30 @@ def test_usage_is_what_vllm_counted_with_the_gateway_restarted_in_between(
 def test_who_has_no_token_is_refused_and_a_months_budget_ends(place: Place, issuer: Issuer, tell: Tell) -> None:
     assert [ask(place, token).status_code for token in ("", issuer.sign(team="search", exp=1))] == [401, 401]
     assert ask(place, issuer.sign(team="nobody")).status_code == 403
-    token = issuer.sign(team="reports")
+    token = issuer.sign(team="reports", exp=time.time() + 3600)
     assert ask(place, token).status_code == 200
     refused = place.until(lambda: (answer := ask(place, token)).status_code == 429 and answer, 60)
     assert "per month is used up" in refused.json()["error"]["message"]
     tell("a month's budget", refused.json()["error"]["message"])
+
+
+def test_a_flood_of_one_team_is_refused_and_another_is_answered(place: Place, issuer: Issuer, tell: Tell) -> None:
+    gateway, host = endpoint(place)
+    modest, flood = (
+        Way(name, gateway, issuer.sign(team=name, exp=time.time() + 3600), model=MODEL, host=host)
+        for name in ("search", "flood")
+    )
+    place.until(lambda: answers(place, modest.key), 300)
+    alone: list[proxy.Turn] = []
+    beside: list[proxy.Turn] = []
+    for number in range(proxy.FLOOD_TURNS):
+        for way in (None, flood) if number % 2 == 0 else (flood, None):
+            (beside if way else alone).append(asyncio.run(proxy.flooded(modest, way)))
+    sent = round(proxy.FLOOD_TURN_S * proxy.flood_per_s())
+    assert all(0.7 * sent < turn.refused < sent for turn in beside), beside
+    ratios = [its.p95 / quiet.p95 for quiet, its in zip(alone, beside, strict=True)]
+    tell(
+        "a flood by another team, ten times its limit",
+        f"p95 to the first token {proxy.together(alone).p95:.0f} ms alone, {proxy.together(beside).p95:.0f} ms in it; "
+        f"turn by turn {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+    )
