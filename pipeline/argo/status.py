@@ -12,7 +12,6 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, cast
 
@@ -64,8 +63,8 @@ def run_state(workflow: Object) -> RunState:
             _node(task["name"], task["template"], nodes.get(f"{name}.{task['name']}"), nodes, by_name)
             for task in tasks(spec)
         ],
-        started_at=_time(status.get("startedAt")),
-        finished_at=_time(status.get("finishedAt")),
+        started_at=status.get("startedAt"),
+        finished_at=status.get("finishedAt"),
     )
     if on_exit := spec.get("onExit"):
         node = _node(EXIT_NODE, on_exit, nodes.get(f"{name}.onExit"), nodes, {})
@@ -157,8 +156,8 @@ def _node(
         cached=bool((node.get("memoizationStatus") or last.get("memoizationStatus") or {}).get("hit")),
         outputs={output["name"]: output["value"] for output in parameters if "value" in output},
         # A Retry node starts when it begins to wait for a lock.
-        started_at=_time((tries[0] if tries else node).get("startedAt")) if phase != "Pending" else None,
-        finished_at=_time(node.get("finishedAt") or (last.get("finishedAt") if phase in FINISHED else None)),
+        started_at=(tries[0] if tries else node).get("startedAt") if phase != "Pending" else None,
+        finished_at=node.get("finishedAt") or (last.get("finishedAt") if phase in FINISHED else None),
     )
 
 
@@ -225,10 +224,6 @@ def _graph(spec: Object) -> Graph | None:
     with contextlib.suppress(ConfigError):  # a template that is not ours may use what Graph does not know
         return Graph.of({task["name"]: task.get("depends", "") for task in _dag(spec).get("tasks", [])})
     return None
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
 
 
 def explained(message: str, template: Object, node: Object) -> str:

@@ -7,7 +7,6 @@ the command's own output and exit code.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import secrets
 import uuid
@@ -22,7 +21,7 @@ from pipeline.settings.platform import DEFAULT_REPOSITORY
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
 from stages.parts.base.program import PRINTED
-from stages.parts.base.store import canonical_json
+from stages.parts.base.store import canonical_json, digest_of
 from stages.parts.cluster.api import Absent, AlreadyExists, Cluster
 from stages.parts.cluster.kinds import TEMPLATES, WORKFLOWS, Object
 
@@ -131,7 +130,7 @@ def submit(cluster: Cluster, arguments: Mapping[str, str], *, force: bool = Fals
     installed(cluster, arguments)
     # What is run: the model, the revision and every setting.
     lasting = {name: value for name, value in arguments.items() if name not in VOLATILE}
-    key = hashlib.sha256(canonical_json(lasting).encode()).hexdigest()[:16]
+    key = digest_of(lasting)[:16]
     earlier, _ = cluster.list(WORKFLOWS, labels=f"{KEY_LABEL}={key}")
     active = [one for one in earlier if not ended(one) and not one["spec"].get("shutdown")]
     if active and not force:

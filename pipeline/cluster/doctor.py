@@ -179,8 +179,7 @@ def _install(config: RunConfig) -> str:
 
 
 def _gpus(cluster: Cluster, config: RunConfig) -> Finding:
-    allocatable = [node.get("status", {}).get("allocatable", {}) for node in cluster.list(kinds.NODES)[0]]
-    counts = [int(quantity(str(amounts.get("nvidia.com/gpu", "0")))) for amounts in allocatable]
+    counts = [int(allocatable(node, UNITS)["nvidia.com/gpu"]) for node in cluster.list(kinds.NODES)[0]]
     most = max(stage.gpus if stage and isinstance(stage.gpus, int) else 0 for _, stage in config.platform.stages)
     text = f"{sum(counts)} on {sum(count > 0 for count in counts)} of {len(counts)} nodes"
     if most > max(counts, default=0):

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Busy, ConfigError, MissingRun, of_disk
-from stages.parts.base.store import exclusive, holder, write_json
+from stages.parts.base.store import Record, exclusive, holder, write_json
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
@@ -155,9 +155,7 @@ def hold(stack: contextlib.ExitStack, folder: Path, mutexes: Iterable[str]) -> s
     return None
 
 
-class MemoEntry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class MemoEntry(Record):
     template: str
     run: str
     """The run that computed it."""
@@ -174,9 +172,6 @@ def memo_path(folder: Path, cache: str, key: str) -> Path:
 
 def remembered(path: Path, max_age_s: float | None) -> MemoEntry | None:
     """Read the entry; None if there is none, it was created more than *max_age_s* ago, or it is damaged."""
-    try:
-        entry = MemoEntry.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
-    age_s = (datetime.now(UTC) - entry.created_at).total_seconds()
-    return entry if max_age_s is None or age_s <= max_age_s else None
+    entry = MemoEntry.read_if_intact(path)
+    too_old = entry and max_age_s is not None and (datetime.now(UTC) - entry.created_at).total_seconds() > max_age_s
+    return None if too_old else entry

@@ -154,17 +154,14 @@ class Container(ManifestPart):
         return {one.name: one.value_from.secret_key_ref.optional for one in self.env if one.value_from}
 
 
-class EmptyDir(ManifestPart):
-    cluster_only = frozenset({"medium", "sizeLimit"})
-
-
 class Claim(ManifestPart):
     claim_name: str
 
 
 class Volume(ManifestPart):
+    cluster_only = frozenset({"emptyDir"})
+
     name: str
-    empty_dir: EmptyDir | None = None
     persistent_volume_claim: Claim | None = None
 
 

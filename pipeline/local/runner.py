@@ -20,7 +20,6 @@ from pipeline.local.workflow import Job, Workflow
 from pipeline.runs.progress import RunObserver
 from pipeline.runs.state import FailedAttempt, Phase, RunState
 from stages.parts.base.program import without_secrets
-from stages.parts.base.store import write_json
 
 POLL_S: Final = 0.05
 """The interval at which a lock that another process holds is tried."""
@@ -116,7 +115,7 @@ class Runner:
         job.node.outputs = outputs
         if job.memo:
             template, run = job.node.template, self.state.name
-            write_json(job.memo, MemoEntry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs))
+            MemoEntry(template=template, run=run, created_at=datetime.now(UTC), outputs=outputs).write(job.memo)
         self.end(job, "Succeeded", "")
 
     def await_events(self) -> None:

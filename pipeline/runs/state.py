@@ -8,6 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from stages.parts.base.errors import ConfigError, MissingRun, RunFailed, check_known
+from stages.parts.base.store import Record
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
 RunPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Error", "Interrupted"]
@@ -34,10 +35,8 @@ class _Timed(BaseModel):
         return ((self.finished_at or datetime.now(UTC)) - self.started_at).total_seconds()
 
 
-class FailedAttempt(BaseModel):
+class FailedAttempt(Record):
     """Why an attempt of a task failed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     phase: Phase
     """Failed, or Error if the program succeeded and a promised output is missing."""

@@ -15,6 +15,8 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Final
 
+import psutil
+
 from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
 from scoring.units import GIB
@@ -28,7 +30,7 @@ from stages.parts.base.settings import parse_json
 from stages.parts.base.store import ModelStore, canonical_json
 from stages.parts.base.workload import Workload
 from stages.parts.cluster.nodes import quantity
-from stages.parts.machine.hardware import check_gpus, hardware, total_memory_bytes
+from stages.parts.machine.hardware import check_gpus, hardware
 from stages.parts.model.adapter import check_adapters
 from stages.parts.model.candidates import CandidateCheckpoint, Candidates, with_candidates
 from stages.parts.model.corpora import own_files
@@ -159,7 +161,7 @@ def _without_kernels(
 def _bytes(amount: str) -> int:
     """Read the memory that a stage gets: a quantity; *auto* is what the node has, and nothing what this machine has."""
     if amount == "auto":
-        return total_memory_bytes()
+        return psutil.virtual_memory().total
     return int(quantity(amount)) if amount else hardware().memory_bytes
 
 

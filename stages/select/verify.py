@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from scoring.names import PRODUCTION, variant_of
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
-from stages.parts.base.store import from_json, sha256_of
+from stages.parts.base.store import read_object, sha256_of
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
@@ -84,10 +84,10 @@ def check_samples(stored: StoredDecision, evaluation: Evaluation, verification: 
     """Compare the digests of the files of samples: in the run's folder, and in the store if they belong to this run."""
     name = evaluation.variant
     current, paths = stored.store.evaluation(name), [stored.samples_path(name)]
-    document = _json(current)
+    document = read_object(current)
     if document and document.get("key") == evaluation.key and not _measured_again(current, evaluation):
         paths.append(current.with_suffix(SAMPLES_SUFFIX))
-        if document != _json(stored.folder / MEASUREMENTS / f"{name}.json"):
+        if document != read_object(stored.folder / MEASUREMENTS / f"{name}.json"):
             verification.findings.append(f"{stored.shown(current)} is not what {stored.folder.name} decided by")
     for path in paths:
         _check_digest(stored, path, evaluation.samples_sha256, verification)
@@ -172,7 +172,7 @@ def check_weights(stored: StoredDecision, evaluation: Evaluation, verification: 
 
 def check_adapters(stored: StoredDecision, release: Path, verification: Verification) -> None:
     """Compare every file of a release's adapters with its digest, and these with those that were measured."""
-    measured = (_json(release / PUBLISHED[0]) or {}).get("workload", {}).get("adapters", {})
+    measured = (read_object(release / PUBLISHED[0]) or {}).get("workload", {}).get("adapters", {})
     for name in sorted({*measured, *adapters_in(release)}):
         folder = release / FOLDER / name
         record = Acquired.read_if_intact(folder / ACQUIRED)
@@ -231,7 +231,7 @@ def check_decision(
         verification.replayed_by = stored.basis.slipway
         if published:
             verification.winner = published
-            compare_documents(stored, _json(stored.folder / DECISION) or {}, verification)
+            compare_documents(stored, read_object(stored.folder / DECISION) or {}, verification)
         return
     try:
         recomputed = decide(stored.basis, evaluations, samples, asked)
@@ -283,7 +283,7 @@ def _without_sentences(document: dict[str, Any]) -> dict[str, Any]:
 def check_report(stored: StoredDecision, evaluations: Mapping[str, Evaluation], verification: Verification) -> None:
     """Compare the evaluations in the run's report with the recomputed ones."""
     path = stored.folder / REPORT
-    listed = (_json(path) or {}).get("evaluations")
+    listed = (read_object(path) or {}).get("evaluations")
     for document in listed if isinstance(listed, list) else []:
         name = document.get("variant") if isinstance(document, dict) else None
         if not isinstance(name, str) or name not in evaluations:
@@ -300,25 +300,17 @@ def documents(stored: StoredDecision) -> Iterator[tuple[str, dict[str, Any] | No
     """Yield every place that holds the decision, with the document there, or None if that cannot be read: the run's
     folder, its report and its release, and the files of the production and candidate releases if they follow from this
     decision."""
-    decision = _json(stored.folder / DECISION)
+    decision = read_object(stored.folder / DECISION)
     yield stored.shown(stored.folder / DECISION), decision
-    report = _json(stored.folder / REPORT)
+    report = read_object(stored.folder / REPORT)
     if report is not None and report.get("decision") is not None:
         yield stored.shown(stored.folder / REPORT), report["decision"]
     release = str((decision or {}).get("release"))
     for path in [stored.store.path / name for name in PUBLISHED] + [stored.store.releases / release / PUBLISHED[0]]:
-        document = _json(path)
+        document = read_object(path)
         ours = document and decision and any(document.get(name) == decision.get(name) for name in ("key", "run"))
         if ours or (path.exists() and document is None):
             yield stored.shown(path), document
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        document = from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _sha256(path: Path) -> str:

@@ -86,6 +86,14 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Read the JSON object in a file; None if it can't be read, or is none."""
+    with contextlib.suppress(OSError, ValueError):
+        value = from_json(path.read_bytes())
+        return value if isinstance(value, dict) else None
+    return None
+
+
 def digest_of(value: Any) -> str:
     """Compute the sha256 (hexadecimal) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import psutil
 from pydantic import Field
 
 from scoring.units import MIB
@@ -217,14 +218,9 @@ def _cpuinfo(field: str, path: Path = CPUINFO) -> str:
     return ""
 
 
-def total_memory_bytes() -> int:
-    """Return the memory of the whole machine, whatever part of it a container may use."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def memory_bytes() -> int:
     """Return the memory that this process may use: the machine's, or what its container is limited to."""
-    limits = [total_memory_bytes()]
+    limits = [psutil.virtual_memory().total]
     for path in CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" in a group without a limit
             limits.append(int(path.read_text()))

@@ -5,7 +5,6 @@ This module imports no model library and runs none of the model's own code.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final
 from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel, UnusableModel
 from stages.parts.base.settings import from_yaml
-from stages.parts.base.store import from_json, safe_relative
+from stages.parts.base.store import from_json, read_object, safe_relative
 from stages.parts.model.published import format_of
 from stages.parts.model.safetensors import LARGEST_SMALL_BYTES, damaged, find_not_finite, read_header
 from stages.parts.model.unservable import refuse_kind, unknown_layout, unservable
@@ -251,10 +250,7 @@ def weight_map(index: bytes) -> dict[str, str]:
 
 def config_in(directory: Path) -> dict[str, Any]:
     """Read config.json; empty if it can't be read: vLLM says then what is wrong."""
-    with contextlib.suppress(OSError, ValueError):
-        config = from_json((directory / CONFIG).read_bytes())
-        return config if isinstance(config, dict) else {}
-    return {}
+    return read_object(directory / CONFIG) or {}
 
 
 def stated(config: Mapping[str, Any], *fields: str) -> Any:

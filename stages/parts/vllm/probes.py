@@ -28,25 +28,8 @@ PROMPTS: Final = (
 ANSWER_TOKENS: Final = 16
 
 
-def record_probes(access: Access) -> tuple[Probe, ...]:
-    """Ask for the model's greedy answers to ``PROMPTS``."""
-    return _answers(access, PROMPTS, ANSWER_TOKENS)
-
-
-def check_probes(access: Access, recorded: Sequence[Probe]) -> float:
-    """Ask the recorded questions again, in two requests, and return how far the answers agree: 0–1, where 1 is the same
-    (``scoring.probes``). Raises MeasurementFailed if there are no recorded answers."""
-    if not recorded:
-        raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
-    most = max(len(probe.token_ids) for probe in recorded)
-    answers = _answers(access, [probe.prompt for probe in recorded], most)
-    texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
-    read = complete(access, texts, max_tokens=1, prompt_logprobs=1)
-    with usable(access.url):
-        return fmean(map(_agreement, recorded, answers, read[: len(recorded)], read[len(recorded) :]))
-
-
-def _answers(access: Access, prompts: Sequence[str], tokens: int) -> tuple[Probe, ...]:
+def record_probes(access: Access, prompts: Sequence[str] = PROMPTS, tokens: int = ANSWER_TOKENS) -> tuple[Probe, ...]:
+    """Ask for the model's greedy answers."""
     # A model that ends its answer at once would give nothing to compare.
     choices = complete(access, prompts, max_tokens=tokens, ignore_eos=True, logprobs=1, return_token_ids=True)
     with usable(access.url):
@@ -60,6 +43,19 @@ def _answers(access: Access, prompts: Sequence[str], tokens: int) -> tuple[Probe
             )
             for prompt, choice in zip(prompts, choices, strict=True)
         )
+
+
+def check_probes(access: Access, recorded: Sequence[Probe]) -> float:
+    """Ask the recorded questions again, in two requests, and return how far the answers agree: 0–1, where 1 is the same
+    (``scoring.probes``). Raises MeasurementFailed if there are no recorded answers."""
+    if not recorded:
+        raise MeasurementFailed("no answers were recorded to compare with", hint="evaluate the variant again")
+    most = max(len(probe.token_ids) for probe in recorded)
+    answers = record_probes(access, [probe.prompt for probe in recorded], most)
+    texts = [(*probe.prompt_ids, *probe.token_ids) for probe in (*recorded, *answers)]
+    read = complete(access, texts, max_tokens=1, prompt_logprobs=1)
+    with usable(access.url):
+        return fmean(map(_agreement, recorded, answers, read[: len(recorded)], read[len(recorded) :]))
 
 
 def _agreement(recorded: Probe, answer: Probe, read: dict[str, Any], read_answer: dict[str, Any]) -> float:
