@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hera import workflows as hera
@@ -21,7 +21,7 @@ from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.records.rollout import LOCAL
-from stages.parts.releases.signing import KEY_VARIABLE
+from stages.parts.releases.signing import CERTIFICATE_VARIABLE, KEY_VARIABLE
 from stages.rollout.kserve.objects import API_SECRET, API_SECRET_KEY
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 
@@ -39,6 +39,7 @@ messages are the kubelet's, which ended the pod for the sake of its node, or nev
 HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name=API_SECRET, secret_key=API_SECRET_KEY, optional=True)
 SIGNING_KEY: Final = SecretEnv(name=KEY_VARIABLE, secret_name="slipway-signing-key", secret_key="key", optional=True)  # noqa: S106
+SIGNING: Final = SIGNING_KEY, replace(SIGNING_KEY, name=CERTIFICATE_VARIABLE, secret_key="certificate")  # noqa: S106
 NOTIFY: Final = SecretEnv(name=NOTIFY_VARIABLE, secret_name=NOTIFY_SECRET, secret_key="url", optional=True)  # noqa: S106
 """The address of a web hook; a Secret that people make by hand."""
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
@@ -147,7 +148,7 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
     )
     select = (*_flags("model", "profile", "price", "optimize", "serve"), "--serving", _input(SERVING))
-    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS, env=(SIGNING_KEY,))
+    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS, env=SIGNING)
     yield _serving_template(platform)
 
 

@@ -21,7 +21,7 @@ from stages.parts.base.settings import CONFIGS
 from tests.platforms import documents
 
 PLATFORMS = clusters()
-SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY", "SLIPWAY_NOTIFY", "SLIPWAY_SIGNING_KEY"}
+SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY", "SLIPWAY_NOTIFY", "SLIPWAY_SIGNING_CERTIFICATE", "SLIPWAY_SIGNING_KEY"}
 SPOT = {
     "eks": {"karpenter.sh/capacity-type": "spot"},
     "gke": {"cloud.google.com/gke-spot": "true"},
