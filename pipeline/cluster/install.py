@@ -23,7 +23,7 @@ from pipeline.runs.engine import plain_table
 from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY, LOCKS
 from pipeline.workflow.parameters import NAME
-from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN, SIGNING_KEY
+from pipeline.workflow.stage_templates import API_KEY, HUB_TOKEN, NOTIFY, REGISTRY, SIGNING_KEY
 from stages.parts.base.errors import AccessDenied, ClusterRefused, Conflict, NotInstalled
 from stages.parts.cluster.api import Absent, Cluster
 from stages.parts.cluster.kinds import CLAIMS, CONFIG_MAPS, DEFINITIONS, NAMESPACES, TEMPLATES, Kind, Object
@@ -37,7 +37,7 @@ ORDER: Final = ("Namespace", "PriorityClass", "ResourceQuota", "ServiceAccount",
 POLICIES: Final = "securitypolicies.gateway.envoyproxy.io"
 VOLATILE: Final = ("resourceVersion", "managedFields", "generation")
 UNLABELLED: Final = (
-    *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY, SIGNING_KEY)),
+    *(("Secret", secret.secret_name) for secret in (HUB_TOKEN, API_KEY, SIGNING_KEY, NOTIFY, *REGISTRY)),
     *(("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")),
 )
 """What people make for Slipway by hand, and what every namespace has."""

@@ -16,7 +16,7 @@ from pipeline.settings.platform import Platform
 from pipeline.workflow import pods
 from pipeline.workflow.parameters import COMMAND, NAME, store_settings
 from pipeline.workflow.pods import titled
-from pipeline.workflow.stage_templates import API_KEY, NOTIFY, workflow_parameter
+from pipeline.workflow.stage_templates import API_KEY, NOTIFY, REGISTRY, workflow_parameter
 from stages.parts.base.errors import Degraded
 from stages.parts.base.program import PRINTED
 from stages.parts.cluster.kinds import Object
@@ -64,7 +64,7 @@ def _template(
             image=platform.image_of("rollout"),
             command=list(program),
             args=arguments,
-            env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, NOTIFY],
+            env=[*pods.environment(platform, Env(name="SLIPWAY_CONFIG", value=SETTINGS)), API_KEY, NOTIFY, *REGISTRY],
             inputs=[RawArtifact(name="config", path=SETTINGS, data=workflow_parameter("config"))],
             outputs=[pods.output(PRINTED, default="")],
             volume_mounts=pods.mounts(asks, platform),

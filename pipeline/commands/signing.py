@@ -21,6 +21,10 @@ def sign(
         Path,
         typer.Option(envvar="SLIPWAY_SIGNING_KEY", help="The private key: PEM, of the curve P-256, P-384 or P-521."),
     ],
+    certificate: Annotated[
+        Path | None,
+        typer.Option(envvar="SLIPWAY_SIGNING_CERTIFICATE", help="Its certificate, then those up to the root, as PEM."),
+    ] = None,
     release: ReleaseOption = None,
     *,
     options: LocalOptions,
@@ -32,14 +36,14 @@ def sign(
     from stages.parts.releases.signing import sign as sign_release
 
     folder = options.release_of(model, release)
-    sign_release(folder, key)
+    sign_release(folder, key, certificate)
     return Printout({"model": model, "release": folder.name, "signed": True}, f"signed {folder.name}")
 
 
 @commands.add("verify org/name --key signing.pub")
 def verify(
     model: ModelArgument,
-    key: Annotated[Path | None, typer.Option(help="The public key. Default: serving.verification_key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key or roots. Default: serving.verification_key.")] = None,
     release: ReleaseOption = None,
     *,
     options: LocalOptions,
@@ -57,7 +61,7 @@ def verify(
         raise ConfigError("no key to verify with", hint="--key signing.pub, or serving.verification_key")
     folder = options.release_of(model, release)
     origin, signer = verify_release(folder, Path(public_key)), signer_of(folder)
-    text = f"{folder.name} is what was signed with the key of {public_key} ({signer[:16]}…)"
+    text = f"{folder.name} is what {public_key} signed ({signer[:16]}…{signer[64:]})"
     if origin:
         made, by = origin["buildDefinition"], origin["runDetails"]
         sources = (f"{each['name']} at {each['annotations']['commit']}" for each in made["resolvedDependencies"][:1])

@@ -72,7 +72,8 @@ class LocalRun:
         document = {"run": self.state.model_dump(mode="json"), "report": report}
         if (production := self.path.parents[1] / "production").is_dir():
             release, signer = production.resolve().name, signer_of(production)
-            parts.append(f"in production: {release}, {f'signed by the key {signer[:16]}…' if signer else 'not signed'}")
+            by = f"signed by {signer[:16]}…{signer[64:]}" if signer else "not signed"
+            parts.append(f"in production: {release}, {by}")
             document["production"] = {"release": release, "signer": signer}
         return Printout(document, Group(*parts))
 

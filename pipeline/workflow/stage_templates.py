@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hera import workflows as hera
@@ -13,15 +13,15 @@ from hera.workflows import Env, Parameter, SecretEnv, models
 from pipeline.runs.state import LEFT_OUT
 from pipeline.settings.platform import AUTOMATIC, STORE_MOUNT, Platform, Stage
 from pipeline.workflow import pods
+from stages.parts.base import notify
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.log import LOG_VARIABLE
-from stages.parts.base.notify import VARIABLE as NOTIFY_VARIABLE
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE
 from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.hardware import GPUS_VARIABLE
 from stages.parts.records.rollout import LOCAL
-from stages.parts.releases.signing import KEY_VARIABLE
+from stages.parts.releases.signing import CERTIFICATE_VARIABLE, KEY_VARIABLE
 from stages.rollout.kserve.objects import API_SECRET, API_SECRET_KEY
 from stages.rollout.kserve.settings import VARIABLE as KSERVE_VARIABLE
 
@@ -39,8 +39,10 @@ messages are the kubelet's, which ended the pod for the sake of its node, or nev
 HUB_TOKEN: Final = SecretEnv(name="HF_TOKEN", secret_name="slipway-hub", secret_key="token", optional=True)  # noqa: S106
 API_KEY: Final = SecretEnv(name=API_KEY_VARIABLE, secret_name=API_SECRET, secret_key=API_SECRET_KEY, optional=True)
 SIGNING_KEY: Final = SecretEnv(name=KEY_VARIABLE, secret_name="slipway-signing-key", secret_key="key", optional=True)  # noqa: S106
-NOTIFY: Final = SecretEnv(name=NOTIFY_VARIABLE, secret_name=NOTIFY_SECRET, secret_key="url", optional=True)  # noqa: S106
+SIGNING: Final = SIGNING_KEY, replace(SIGNING_KEY, name=CERTIFICATE_VARIABLE, secret_key="certificate")  # noqa: S106
+NOTIFY: Final = SecretEnv(name=notify.VARIABLE, secret_name=NOTIFY_SECRET, secret_key="url", optional=True)  # noqa: S106
 """The address of a web hook; a Secret that people make by hand."""
+REGISTRY: Final = [SecretEnv(name=n, secret_name="slipway-mlflow", secret_key=n, optional=True) for n in notify.MLFLOW]  # noqa: S106
 RUN_DIRECTORY: Final = "{{workflow.parameters.model-directory}}/runs/{{workflow.name}}"
 """The run's folder, relative to the store."""
 PROMOTION: Final = "promotion"
@@ -147,7 +149,7 @@ def _templates(platform: Platform) -> Iterator[StageTemplate]:
         mutex="slipway-evaluation" if platform.one_evaluation_at_a_time else None,
     )
     select = (*_flags("model", "profile", "price", "optimize", "serve"), "--serving", _input(SERVING))
-    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS, env=(SIGNING_KEY,))
+    yield StageTemplate("select", stages.select, select, inputs=(SERVING,), outputs=RESULTS, env=(*SIGNING, *REGISTRY))
     yield _serving_template(platform)
 
 
@@ -156,7 +158,7 @@ def _serving_template(platform: Platform) -> StageTemplate:
     stages = platform.stages
     if platform.serves_on == LOCAL:
         serve = _flags("model", "serving", "rollout")
-        return StageTemplate("serve", stages.serve, serve, outputs=("url",), env=(API_KEY,))
+        return StageTemplate("serve", stages.serve, serve, outputs=("url",), env=(API_KEY, *REGISTRY))
     step = ("--target", platform.serves_on, *_flags("settings=rollout"), "--step", _input("step"))
     return StageTemplate(
         "rollout",
@@ -170,7 +172,7 @@ def _serving_template(platform: Platform) -> StageTemplate:
 
 def _serving_env(platform: Platform) -> tuple[Env | SecretEnv, ...]:
     kserve = Env(name=KSERVE_VARIABLE, value=workflow_parameter("kserve"))
-    return (API_KEY,) if platform.serves_on == LOCAL else (kserve, API_KEY, NOTIFY)
+    return (API_KEY, *REGISTRY) if platform.serves_on == LOCAL else (kserve, API_KEY, NOTIFY, *REGISTRY)
 
 
 def _sized(asks: Stage) -> str | None:

@@ -17,11 +17,19 @@ from pipeline.settings.config import load
 from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError, Degraded
 from stages.parts.base.formats import FORMATS
+from stages.parts.base.notify import MLFLOW
 from stages.parts.base.settings import CONFIGS
 from tests.platforms import documents
 
 PLATFORMS = clusters()
-SECRETS = {"HF_TOKEN", "SLIPWAY_API_KEY", "SLIPWAY_NOTIFY", "SLIPWAY_SIGNING_KEY"}
+SECRETS = {
+    "HF_TOKEN",
+    "SLIPWAY_API_KEY",
+    "SLIPWAY_NOTIFY",
+    "SLIPWAY_SIGNING_CERTIFICATE",
+    "SLIPWAY_SIGNING_KEY",
+    *MLFLOW,
+}
 SPOT = {
     "eks": {"karpenter.sh/capacity-type": "spot"},
     "gke": {"cloud.google.com/gke-spot": "true"},

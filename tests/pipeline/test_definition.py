@@ -117,6 +117,8 @@ def test_every_stage_has_a_limit_a_deadline_the_store_and_its_last_words(compile
         ("HF_TOKEN", {"resolve", "acquire", "check", "candidates", "evaluate"}),
         ("SLIPWAY_API_KEY", {"serve", "ending"}),
         ("SLIPWAY_SIGNING_KEY", {"select"}),
+        ("SLIPWAY_SIGNING_CERTIFICATE", {"select"}),
+        ("MLFLOW_TRACKING_TOKEN", {"select", "serve", "ending"}),
     ],
 )
 def test_a_secret_is_a_reference_and_only_where_it_is_needed(compiled, secret, stages):

@@ -186,8 +186,8 @@ class AskedServing(Settings):
     """Whether releases must be signed. They are verified each time before a server loads one, which reads all of it
     once more. require: one that is not signed with the key is not served. warn: it is, with a line in the log."""
     verification_key: AbsolutePath | None = None
-    """A PEM file on this machine, outside of the store: the public key of those who may sign releases. On a cluster it
-    is read by ``slipway install``, which makes a ConfigMap of it."""
+    """A PEM file on this machine, outside of the store: the public key of those who may sign releases, or the root
+    certificates of their authorities. On a cluster ``slipway install`` reads it, and makes a ConfigMap of it."""
 
     @model_validator(mode="after")
     def _keys_where_needed(self) -> Self:

@@ -72,7 +72,7 @@ class ReleaseSummary(Record):
     made_at: datetime
     size_bytes: int
     signer: str
-    """The key that it says it is signed with (``signer_of``); empty if it is not."""
+    """The key or certificate that it says it is signed with (``signer_of``); empty if it is not."""
     state: ReleaseState
     moves: tuple[MoveSummary, ...]
     """The moves to it, the newest first."""

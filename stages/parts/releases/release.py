@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from scoring.names import PRODUCTION
 from stages.parts.base.errors import DamagedModel, UnknownName
+from stages.parts.base.notify import register
 from stages.parts.base.program import RUN_VARIABLE
 from stages.parts.base.store import (
     ModelStore,
@@ -349,3 +350,5 @@ def remember(store: ModelStore, move: Move) -> None:
         os.fsync(file.fileno())
     if not size:
         fsync(path.parent)
+    if move.result == "promoted":
+        register(store.releases / move.release, {"run": move.run or "", "decision": move.decision})

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -26,10 +27,39 @@ from stages.parts.base.store import ModelStore, sha256_of
 from stages.parts.endpoint.endpoint import SERVERS, endpoint, stop
 from stages.parts.releases.listing import catalogue
 from stages.parts.releases.provenance import BOM, PROVENANCE
-from stages.parts.releases.signing import KEY_VARIABLE, SIGNATURE, check_trust, sign, signer_of, verify
+from stages.parts.releases.signing import (
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+    SIGNATURE,
+    check_trust,
+    sign,
+    signer_of,
+    verify,
+)
 from stages.select.selection import select
 from tests.samples import MODEL, measured_store
 from tests.serving import ROLLOUT, SERVING, environment, publish, stage, stand_in_variant
+
+AUTHORITY: Final = """
+[ca]
+default_ca = own
+[own]
+database = index
+new_certs_dir = .
+default_md = sha256
+policy = any
+rand_serial = yes
+unique_subject = no
+[any]
+O = optional
+CN = supplied
+[authority]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, keyCertSign
+[signer]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+"""
 
 
 def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
@@ -40,6 +70,27 @@ def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
     private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
     public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
     return private, public
+
+
+def certify(folder: Path, name: str, by: str = "", *, use: str = "authority", until: str = "2046") -> tuple[Path, Path]:
+    """A private key and its certificate, made by openssl, signed by the key of *by*; without it, by its own. The file
+    of the certificate goes on with those of the authorities below the root."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, check=True)
+
+    key, certificate, request = (folder / f"{name}.{end}" for end in ("key", "pem", "csr"))
+    (folder / "ca.cnf").write_text(AUTHORITY)
+    (folder / "index").touch()
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-new", *curve, "-keyout", str(key), "-out", str(request), "-subj", f"/O=Example/CN={name}")
+    signer = ("-cert", f"{by}.pem", "-keyfile", f"{by}.key") if by else ("-selfsign", "-keyfile", str(key))
+    dates = ("-startdate", "20200101000000Z", "-enddate", f"{until}0101000000Z")
+    command = ("ca", "-config", "ca.cnf", "-batch", "-notext", "-extensions", use)
+    openssl(*command, *signer, *dates, "-in", str(request), "-out", str(certificate))
+    if by not in ("", "root"):
+        certificate.write_text(certificate.read_text() + (folder / f"{by}.pem").read_text())
+    return key, certificate
 
 
 @pytest.fixture
@@ -126,6 +177,85 @@ def test_a_key_in_the_variable_itself_signs_and_the_signer_is_shown(release: Pat
     command = [sys.executable, "-m", "pipeline", "verify", MODEL, "--key", str(keys[1]), "--store", str(store.root)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"made of {MODEL} at {'c' * 40} by slipway" in " ".join(shown.split())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The certificate of an authority, with what it certified beside it: ``team``, and by this ``release`` and ``old``,
+    which is no longer valid."""
+    _, root = certify(tmp_path, "root")
+    certify(tmp_path, "team", "root")
+    certify(tmp_path, "release", "team", use="signer")
+    certify(tmp_path, "old", "team", use="signer", until="2021")
+    return root
+
+
+def test_a_release_signed_with_a_certificate_is_verified_by_the_root_alone(
+    tmp_path: Path, root: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = root.with_name("release.key"), root.with_name("release.pem")
+    monkeypatch.setenv(KEY_VARIABLE, key.read_text())
+    monkeypatch.setenv(CERTIFICATE_VARIABLE, f"subject=CN = release\n{certificate.read_text()}")
+    store = measured_store(tmp_path / "store")
+    select(store, Profile(name="balanced"), ["fp16", "awq", "gptq"])
+    release = store.production.resolve()
+    verify(release, root)
+    _, other = certify(tmp_path, "other")
+    for name in (other, root.with_name("team.pem"), certificate):  # without its root, no certificate is trusted
+        with pytest.raises(NotTrusted, match=f"is not what {name.name} signed: unable to get"):
+            verify(release, name)
+    with pytest.raises(NotTrusted, match="is signed in the other way"):
+        verify(release, keys[1])
+    command = [sys.executable, "-m", "model_signing", "verify", "certificate", str(release)]
+    command += ["--signature", str(release / SIGNATURE), "--certificate_chain"]
+    for trusted, status in ((root, 0), (other, 1)):
+        assert subprocess.run([*command, str(trusted)], capture_output=True, check=False).returncode == status
+    command = ["openssl", "x509", "-in", str(certificate), "-noout", "-fingerprint", "-sha256"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    fingerprint = shown.partition("=")[2].strip().replace(":", "").lower()
+    assert signer_of(release) == f"{fingerprint} CN=release,O=Example"
+    bundle = json.loads((release / SIGNATURE).read_text())
+    bundle["verificationMaterial"]["x509CertificateChain"]["certificates"][0]["rawBytes"] = "MIIB"
+    (release.parent / SIGNATURE).write_text(json.dumps(bundle))
+    assert signer_of(release.parent) == ""
+    weights = release / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    with pytest.raises(NotTrusted, match=r"Hash mismatch for .*model\.safetensors"):
+        verify(release, root)
+
+
+def test_a_certificate_replaces_a_key_by_the_command_and_what_signed_is_shown(release: Path, root: Path) -> None:
+    with pytest.raises(NotTrusted, match="is signed in the other way"):
+        verify(release, root)
+    command, where = [sys.executable, "-m", "pipeline"], ["--store", str(release.parents[2])]
+    signer = ["--key", str(root.with_name("release.key")), "--certificate", str(root.with_name("release.pem"))]
+    subprocess.run([*command, "sign", MODEL, *signer, *where], check=True)
+    verified = [*command, "verify", MODEL, "--key", str(root), *where]
+    shown = subprocess.run(verified, capture_output=True, text=True, check=True).stdout
+    assert f"is what {root} signed ({signer_of(release)[:16]}… CN=release,O=Example)" in " ".join(shown.split())
+
+
+def test_a_certificate_counts_as_it_was_on_its_first_day_and_only_if_it_may_sign(release: Path, root: Path) -> None:
+    sign(release, root.with_name("old.key"), root.with_name("old.pem"))
+    verify(release, root)
+    sign(release, root.with_name("team.key"), root.with_name("team.pem"))
+    with pytest.raises(NotTrusted, match="cannot be used for signing"):
+        verify(release, root)
+
+
+def test_certificates_that_can_not_be_used_are_named(release: Path, root: Path, keys: tuple[Path, Path]) -> None:
+    key, certificate = root.with_name("release.key"), root.with_name("release.pem")
+    for unusable in (root, root.with_name("missing.pem"), keys[1]):
+        with pytest.raises(ConfigError, match="no key to sign with"):
+            sign(release, key, unusable)
+    with_key = root.with_name("both.pem")
+    for public in (root, keys[1]):
+        with_key.write_bytes(public.read_bytes() + key.read_bytes())
+        with pytest.raises(ConfigError, match="also holds a private one"):
+            verify(release, with_key)
+    with_key.write_text(certificate.read_text().replace("MII", "MIX"))
+    with pytest.raises(ConfigError, match="no key to verify with"):
+        verify(release, with_key)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "production_metrics.json", "variant.json", BOM])

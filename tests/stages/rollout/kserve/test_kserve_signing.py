@@ -21,7 +21,7 @@ from stages.rollout.kserve.modes import MODES, mode_named
 from stages.rollout.kserve.objects import SIGNING, TRUSTED_KEY, VERIFIER, KServeEndpoint
 from stages.rollout.kserve.release_pods import _failure
 from tests.serving import MODEL, REPOSITORY, publish, stand_in_variant
-from tests.stages.parts.releases.test_signing import key_pair
+from tests.stages.parts.releases.test_signing import certify, key_pair
 
 
 def rendered(store: ModelStore, release: str, mode: str, signing: Any) -> Object:
@@ -71,6 +71,14 @@ def test_the_init_container_lets_only_a_signed_release_be_loaded(tmp_path: Path)
     only_warned = start(warned, mounts, public)
     assert only_warned.returncode == 0
     assert "warning: " in only_warned.stderr
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(b"Other weights")
+    _, root = certify(tmp_path, "root")
+    sign(folder, *certify(tmp_path, "release", "root", use="signer"))
+    refused = start(required, mounts, public)
+    assert "is signed in the other way" in refused.stderr
+    public.write_text(root.read_text())
+    assert start(required, mounts, public).returncode == 0
     public.unlink()
     without_key = start(required, mounts, public)
     assert without_key.returncode == ConfigError.exit_code
@@ -95,7 +103,7 @@ def test_the_release_that_is_verified_is_the_one_that_is_served(tmp_path: Path, 
     assert policy == {"signing": "require", "verification_key": f"{key['mountPath']}/{TRUSTED_KEY.name}"}
 
 
-def test_install_brings_the_public_key_and_refuses_a_private_one(tmp_path: Path) -> None:
+def test_install_brings_the_public_key_or_the_roots_and_refuses_a_private_one(tmp_path: Path) -> None:
     private, public = key_pair(tmp_path, "ours")
     chosen = {"platform": "gke"}
 
@@ -103,9 +111,13 @@ def test_install_brings_the_public_key_and_refuses_a_private_one(tmp_path: Path)
         config = load(chosen=chosen, assignments=["serving.signing=require", f"serving.verification_key={key}"])
         return [body for body in documents_of(config) if body["metadata"]["name"] == SIGNING]
 
-    (made,) = config_maps(public)
-    assert made["data"] == {TRUSTED_KEY.name: public.read_text()}
-    for unusable in (private, tmp_path / "missing.pub"):
+    key, root = certify(tmp_path, "root")
+    for trusted in (public, root):
+        (made,) = config_maps(trusted)
+        assert made["data"] == {TRUSTED_KEY.name: trusted.read_text()}
+    both = tmp_path / "both.pem"
+    both.write_text(root.read_text() + key.read_text())
+    for unusable in (private, tmp_path / "missing.pub", key, both):
         with pytest.raises(ConfigError, match="is no key to verify with"):
             config_maps(unusable)
     assert not [body for body in documents_of(load(chosen=chosen)) if body["metadata"]["name"] == SIGNING]
