@@ -86,7 +86,8 @@ def verify(release: Path, public_key: Path) -> dict[str, Any]:
         payload = json.loads(base64.b64decode(_bundle(release)["dsseEnvelope"]["payload"]))
         signed = {each["name"]: each["digest"] for each in payload["predicate"]["resources"]}
     except Exception as error:  # of whatever kind, since anything may stand in the file
-        other = "it is signed in the other way, with a key or a certificate" * isinstance(error, AttributeError)
+        # The library looks for what a signature of the other kind lacks.
+        other = "signed with a certificate, not a key, or the reverse" if isinstance(error, AttributeError) else ""
         raise NotTrusted(
             f"{release.name} is not what {public_key.name} signed: {other or str(error) or type(error).__name__}",
             hint="do not serve it: go back with slipway rollback, or restore a backup",

@@ -204,7 +204,7 @@ def test_a_release_signed_with_a_certificate_is_verified_by_the_root_alone(
     for name in (other, root.with_name("team.pem"), certificate):  # without its root, no certificate is trusted
         with pytest.raises(NotTrusted, match=f"is not what {name.name} signed: unable to get"):
             verify(release, name)
-    with pytest.raises(NotTrusted, match="is signed in the other way"):
+    with pytest.raises(NotTrusted, match="signed with a certificate, not a key, or the reverse"):
         verify(release, keys[1])
     command = [sys.executable, "-m", "model_signing", "verify", "certificate", str(release)]
     command += ["--signature", str(release / SIGNATURE), "--certificate_chain"]
@@ -225,7 +225,7 @@ def test_a_release_signed_with_a_certificate_is_verified_by_the_root_alone(
 
 
 def test_a_certificate_replaces_a_key_by_the_command_and_what_signed_is_shown(release: Path, root: Path) -> None:
-    with pytest.raises(NotTrusted, match="is signed in the other way"):
+    with pytest.raises(NotTrusted, match="signed with a certificate, not a key, or the reverse"):
         verify(release, root)
     command, where = [sys.executable, "-m", "pipeline"], ["--store", str(release.parents[2])]
     signer = ["--key", str(root.with_name("release.key")), "--certificate", str(root.with_name("release.pem"))]

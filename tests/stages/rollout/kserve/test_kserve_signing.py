@@ -76,7 +76,7 @@ def test_the_init_container_lets_only_a_signed_release_be_loaded(tmp_path: Path)
     _, root = certify(tmp_path, "root")
     sign(folder, *certify(tmp_path, "release", "root", use="signer"))
     refused = start(required, mounts, public)
-    assert "is signed in the other way" in refused.stderr
+    assert "signed with a certificate, not a key, or the reverse" in refused.stderr
     public.write_text(root.read_text())
     assert start(required, mounts, public).returncode == 0
     public.unlink()
