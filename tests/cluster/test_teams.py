@@ -41,6 +41,8 @@ pytestmark = [
 ]
 __all__ = ["kserve"]
 PROXIES = "envoy-gateway-system"
+FLOOD, FLOOD_TURNS = 30, 3
+"""Times the limit. Minutes are those of the clock, so that all of a minute's requests pass in its first two seconds."""
 SETTLED_S = 20.0
 """After which the servers' counts are taken in."""
 OWNED = "gateway.envoyproxy.io/owning-gateway-name=kserve-ingress-gateway"
@@ -163,7 +165,10 @@ def test_who_has_no_token_is_refused_and_a_months_budget_ends(place: Place, issu
     tell("a month's budget", refused.json()["error"]["message"])
 
 
-def test_a_flood_of_one_team_is_refused_and_another_is_answered(place: Place, issuer: Issuer, tell: Tell) -> None:
+def test_a_flood_of_one_team_is_refused_and_another_is_answered(
+    place: Place, issuer: Issuer, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "FLOOD", FLOOD)
     gateway, host = endpoint(place)
     modest, flood = (
         Way(name, gateway, issuer.sign(team=name, exp=time.time() + 3600), model=MODEL, host=host)
@@ -172,14 +177,14 @@ def test_a_flood_of_one_team_is_refused_and_another_is_answered(place: Place, is
     place.until(lambda: answers(place, modest.key), 300)
     alone: list[proxy.Turn] = []
     beside: list[proxy.Turn] = []
-    for number in range(proxy.FLOOD_TURNS):
+    for number in range(FLOOD_TURNS):
         for way in (None, flood) if number % 2 == 0 else (flood, None):
             (beside if way else alone).append(asyncio.run(proxy.flooded(modest, way)))
     sent = round(proxy.FLOOD_TURN_S * proxy.flood_per_s())
-    assert all(0.7 * sent < turn.refused < sent for turn in beside), beside
+    assert all(0.9 * sent < turn.refused < sent for turn in beside), beside
     ratios = [its.p95 / quiet.p95 for quiet, its in zip(alone, beside, strict=True)]
     tell(
-        "a flood by another team, ten times its limit",
+        f"a flood by another team, {FLOOD} times its limit",
         f"p95 to the first token {proxy.together(alone).p95:.0f} ms alone, {proxy.together(beside).p95:.0f} ms in it; "
         f"turn by turn {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
     )
