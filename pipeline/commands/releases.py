@@ -137,15 +137,16 @@ def _in_production(model: str, release: str, is_served: bool) -> Printout:
 @release_commands.add("release export org/name release.tar", cleans_up=True)
 def export(
     model: common.ModelArgument,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new .tar file or directory, or oci://…")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new .tar file or directory, oci://… or hf://…")],
     release: common.ReleaseOption = None,
     *,
     options: common.LocalOptions,
 ) -> Printout:
-    """Write a release as an OCI image.
+    """Write a release as an OCI image, or into a repository on the Hugging Face Hub.
 
     The image, also at oci://registry/name:tag, has the release's files in /models, its decision and its signature among
-    them, as KServe and image volumes take it; `release import` puts it into another store.
+    them, as KServe and image volumes take it; `release import` puts it into another store. At hf://org/name@branch they
+    are all that the branch has then.
     """
     from pipeline.upkeep.image import export as write
 

@@ -23,6 +23,7 @@ from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, Damage
 from stages.parts.base.store import ModelStore, canonical_json, from_json, make_folder, safe_relative, sha256_of
 from stages.parts.machine.process import run_aloud
 from stages.parts.model.adapter import adapters_in
+from stages.parts.model.hub import upload
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import files_digest, read_intact
 from stages.parts.records.production import Production
@@ -37,13 +38,16 @@ LARGEST_DOCUMENT_BYTES: Final = 4 << 20
 """As registries limit manifests."""
 AGAIN: Final = "export it again"
 REGISTRY: Final = "oci://"
+HUB: Final = "hf://"
 
 
 def export(release: Path, model: str, target: Path | str) -> str:
-    """Write the release in this folder of a store to *target*, complete or not at all: ``oci://…``, an archive if it is
-    called ``.tar``, or a directory. Returns the image's digest. Raises: ConfigError: *target* exists; DamagedModel,
-    NotEnoughSpace, and what ``_copy`` does."""
+    """Write the release in this folder of a store to *target*, complete or not at all: ``oci://…``, ``hf://…``, an
+    archive if it is called ``.tar``, or a directory. Returns the image's digest, or the commit on the Hub. Raises:
+    ConfigError: *target* exists; DamagedModel, NotEnoughSpace, and what ``_copy`` or ``hub.upload`` does."""
     read_variant(release)
+    if str(target).startswith(HUB):
+        return upload(release, *str(target).removeprefix(HUB).split("@", 1))
     if str(target).startswith(REGISTRY):
         with tempfile.TemporaryDirectory(prefix=".image-", dir=release.parents[2]) as folder:
             digest = export(release, model, f"{folder}/image")
