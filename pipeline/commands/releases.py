@@ -134,30 +134,31 @@ def _in_production(model: str, release: str, is_served: bool) -> Printout:
     return Printout({"model": model, "release": release, "served": is_served}, text)
 
 
-@release_commands.add("release export org/name release.tar")
+@release_commands.add("release export org/name release.tar", cleans_up=True)
 def export(
     model: common.ModelArgument,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A .tar file, or a directory, that is made.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new .tar file or directory, oci://… or hf://…")],
     release: common.ReleaseOption = None,
     *,
     options: common.LocalOptions,
 ) -> Printout:
-    """Write a release as an OCI image.
+    """Write a release as an OCI image, or into a repository on the Hugging Face Hub.
 
-    The image has the release's files in /models, its decision and its signature among them, as KServe and image volumes
-    take it. `release import` puts it into another store.
+    The image, also at oci://registry/name:tag, has the release's files in /models, its decision and its signature among
+    them, as KServe and image volumes take it; `release import` puts it into another store. At hf://org/name@branch they
+    are all that the branch has then.
     """
     from pipeline.upkeep.image import export as write
 
     store, folder = options.of_model(model), options.release_of(model, release)
     digest = write(folder, store.model, target)
-    document = {"model": store.model, "release": folder.name, "path": str(target), "digest": digest}
-    return Printout(document, f"{folder.name} is in {target} as an image: {digest}")
+    document = {"model": store.model, "release": folder.name, "path": target, "digest": digest}
+    return Printout(document, f"{folder.name} is in {target}: {digest}")
 
 
-@release_commands.add("release import release.tar --key signing.pub", name="import")
+@release_commands.add("release import release.tar --key signing.pub", name="import", cleans_up=True)
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="What `release export` wrote.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What `release export` wrote, a file or oci://…")],
     key: Annotated[
         Path | None, typer.Option(help="The public key of its signature. Default: as serving.signing says.")
     ] = None,

@@ -10,16 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tarfile
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from stages.parts.base.errors import ConfigError, Conflict, DamagedModel, disk_errors
-from stages.parts.base.store import ModelStore, canonical_json, from_json, safe_relative, sha256_of
+from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, DamagedModel, TransientError, disk_errors
+from stages.parts.base.store import ModelStore, canonical_json, from_json, make_folder, safe_relative, sha256_of
+from stages.parts.machine.process import run_aloud
 from stages.parts.model.adapter import adapters_in
+from stages.parts.model.hub import upload
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import files_digest, read_intact
 from stages.parts.records.production import Production
@@ -33,13 +37,23 @@ MODEL_KEY, RELEASE_KEY = "org.opencontainers.image.title", "org.opencontainers.i
 LARGEST_DOCUMENT_BYTES: Final = 4 << 20
 """As registries limit manifests."""
 AGAIN: Final = "export it again"
+REGISTRY: Final = "oci://"
+HUB: Final = "hf://"
 
 
-def export(release: Path, model: str, target: Path) -> str:
-    """Write the release in this folder of a store to *target*, an archive if it is called ``.tar``, complete or not at
-    all. Returns the image's digest. Raises: ConfigError: *target* exists; DamagedModel, NotEnoughSpace."""
+def export(release: Path, model: str, target: Path | str) -> str:
+    """Write the release in this folder of a store to *target*, complete or not at all: ``oci://…``, ``hf://…``, an
+    archive if it is called ``.tar``, or a directory. Returns the image's digest, or the commit on the Hub. Raises:
+    ConfigError: *target* exists; DamagedModel, NotEnoughSpace, and what ``_copy`` or ``hub.upload`` does."""
     read_variant(release)
-    target = target.absolute()
+    if str(target).startswith(HUB):
+        return upload(release, *str(target).removeprefix(HUB).split("@", 1))
+    if str(target).startswith(REGISTRY):
+        with tempfile.TemporaryDirectory(prefix=".image-", dir=release.parents[2]) as folder:
+            digest = export(release, model, f"{folder}/image")
+            _copy(f"oci:{folder}/image", str(target))
+        return digest
+    target = Path(target).absolute()
     if target.exists() or not target.parent.is_dir():
         raise ConfigError(f"{target} exists already, or its folder does not", hint="name a new file or directory")
     work = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -65,16 +79,21 @@ def export(release: Path, model: str, target: Path) -> str:
     return str(image["digest"])
 
 
-def bring_in(root: Path, source: Path, trust: Callable[[Path], object]) -> tuple[ModelStore, str]:
+def bring_in(root: Path, source: Path | str, trust: Callable[[Path], object]) -> tuple[ModelStore, str]:
     """Put the release of an image that ``export`` wrote into the store at *root*, once every byte of it was compared
     with its digests, and *trust* has accepted its folder. Returns its model and its name.
 
     Raises:
-        ConfigError: *source* is no such image.
+        ConfigError: *source* is no such image. What ``_copy`` does, of ``oci://…``.
         DamagedModel: something is not what a digest or the release's decision says.
         Conflict: the store has another release of this number.
     """
-    with _reading(source) as opened:
+    if str(source).startswith(REGISTRY):
+        make_folder(root)
+        with tempfile.TemporaryDirectory(prefix=".image-", dir=root) as folder:
+            _copy(str(source), f"oci:{folder}")
+            return bring_in(root, Path(folder), trust)
+    with _reading(Path(source)) as opened:
         image = from_json(opened("index.json").read(LARGEST_DOCUMENT_BYTES))["manifests"][0]
         manifest = from_json(_verified(opened, image).read(LARGEST_DOCUMENT_BYTES))
         model, name = (manifest["annotations"][key] for key in (MODEL_KEY, RELEASE_KEY))
@@ -164,3 +183,18 @@ def _reading(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
             yield lambda name: archive.extractfile(name) if archive else (source / name).open("rb")  # type: ignore[misc,return-value]
     except (tarfile.TarError, LookupError, TypeError, ValueError, AttributeError, EOFError, FileNotFoundError) as error:
         raise ConfigError(f"{source} is no image of a release: {error}", hint="slipway release export") from error
+
+
+def _copy(source: str, target: str) -> None:
+    """Let skopeo copy an image as it is. Raises: ConfigError: there is no skopeo; AccessDenied, TransientError."""
+    if not shutil.which("skopeo"):
+        raise ConfigError("skopeo is not installed", hint="install it, or export a .tar and copy that to a registry")
+    places = [place.replace(REGISTRY, "docker://") for place in (source, target)]
+    is_near = any(re.match(r"docker://(localhost|127(\.\d+){3})[:/]", place) for place in places)
+    plain = ["--src-tls-verify=false", "--dest-tls-verify=false"] * is_near
+    command = ["skopeo", "copy", "--preserve-digests", "--retry-times=3", *plain, *places]
+    status, lines = run_aloud(command, hidden=re.compile("time=.* level=fatal "))
+    if status:
+        line = lines[-1].rpartition(" msg=")[2].strip('"').replace("\\", "") if lines else "it was ended"
+        error = AccessDenied if re.search("unauthorized|denied: ", line) else TransientError
+        raise error(f"skopeo: {line}", hint="check the address; to log in: skopeo login REGISTRY")

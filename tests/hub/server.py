@@ -1,7 +1,7 @@
-"""The part of the Hub's HTTP API with which huggingface_hub finds and downloads a model or a file of a data set, with
-faults on request.
+"""The part of the Hub's HTTP API with which huggingface_hub finds, downloads and uploads a model, and a file of a data
+set, with faults on request.
 
-It does not offer Xet, so every download uses plain HTTP.
+It does not offer Xet, so every download uses plain HTTP, and so does an upload with ``HF_HUB_DISABLE_XET=1``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.hub import uploads
 from tests.hub.repository import LFS_THRESHOLD_BYTES, Blob, Repository, files_below
 
 REPO: Final = r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)"
@@ -77,6 +78,7 @@ class HubServer:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[HubRequest] = []
         self.tokens: dict[str, set[str]] = {}
+        self.uploaded: dict[str, bytes] = {}
         self.cdn = cdn
         self.healed = threading.Event()
         self._faults: list[Fault] = []
@@ -212,6 +214,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Print nothing: ``HubServer.requests`` has the requests."""
 
@@ -226,6 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if fault.status is not None:
                 self._send(fault.status, b"", fault.headers)
+            elif self.command in ("POST", "PUT"):
+                self._take(path)
             else:
                 self._route(url.path, parse_qs(url.query))
         except _Refused as refusal:
@@ -233,6 +243,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refusal.status, body, refusal.headers)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+
+    def _take(self, path: str) -> None:
+        """Answer an upload, for which the Hub wants a token, but for the file that it has named a place for itself."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if token not in self.hub.tokens and self.command == "POST":
+            raise _Refused(401, "", "Invalid username or password.")
+        status, document = uploads.answer(self.hub, token, path, body)
+        self._send(status, json.dumps(document).encode(), {"Content-Type": "application/json; charset=utf-8"})
 
     def _route(self, path: str, query: dict[str, list[str]]) -> None:
         if found := RESOLVE.fullmatch(path):
@@ -345,7 +364,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self._start(status, len(body), headers)
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
             self.request_log.sent += len(body)
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from stages.parts.base.errors import (
     AccessDenied,
@@ -127,6 +127,20 @@ def download(model: str, commit: str, path: str, partial: BinaryIO) -> None:
                 raise
 
 
+def upload(folder: Path, model: str, branch: str = "main") -> str:
+    """Make the files of *folder* all that a branch has, in one commit, and return that. A repository made for it is
+    private. Raises the errors of ``describe``."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    api, files = HfApi(), {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    with _our_errors(model, branch):
+        model = api.create_repo(model, private=True, exist_ok=True).repo_id  # with the user's name, if it had no other
+        api.create_branch(model, branch=branch, exist_ok=True)
+        others = {*api.list_repo_files(model, revision=branch)} - {*files, ".gitattributes"}
+        changes: list[Any] = [*map(CommitOperationDelete, others), *map(CommitOperationAdd, files, files.values())]
+        return api.create_commit(model, changes, commit_message=folder.name, revision=branch).oid
+
+
 def read_small(model: str, commit: str, path: str) -> bytes:
     """Read a small file. Raises the errors of ``describe``, and DamagedModel if it is too large to be one."""
     content = _SmallFile()
@@ -200,7 +214,7 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
         yield
     except hub.OfflineModeIsEnabled as error:
         raise ConfigError(
-            f"the store does not have {model} at {revision}, and HF_HUB_OFFLINE forbids requests to {_host()}",
+            f"{model} at {revision} needs {_host()}, and HF_HUB_OFFLINE forbids requests to it",
             hint="unset HF_HUB_OFFLINE, or give a local directory as the model",
         ) from error
     except hub.HFValidationError as error:
@@ -211,7 +225,7 @@ def _our_errors(model: str, revision: str, path: str = "", partial: BinaryIO | N
         if partial is not None and error.response.status_code == 416:
             partial.truncate(0)  # it is longer than the Hub's file, so it is not the beginning of that file
         raise _answered(error, model, revision, path) from error
-    except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
+    except (httpx2.TransportError, httpx2.TooManyRedirects, httpx2.InvalidURL, ConnectionError, RuntimeError) as error:
         hint = "check the network, the proxy variables and HF_ENDPOINT; the downloaded part is kept"
         raise HubUnavailable(f"{_host()} can't be reached: {str(error) or type(error).__name__}", hint=hint) from error
     except json.JSONDecodeError as error:
@@ -239,9 +253,7 @@ def _answered(error: HfHubHTTPError, model: str, revision: str, path: str) -> Sl
     if status in (401, 403):
         return AccessDenied(
             f"{_host()} refused access to {model} ({status})",
-            hint="HF_TOKEN is invalid, expired or lacks the permission to read this model"
-            if has_token
-            else "set HF_TOKEN",
+            hint="HF_TOKEN is invalid, expired or lacks the permission for this model" if has_token else "set HF_TOKEN",
         )
     if status in (408, 416, 429) or status >= 500:
         state = "limits the rate of requests" if status == 429 else "has a problem"
