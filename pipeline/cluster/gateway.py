@@ -29,7 +29,8 @@ from stages.parts.endpoint.database import URL_VARIABLE
 from stages.parts.endpoint.routing import OFFERED
 from stages.rollout.kserve.detect import served_modes
 from stages.rollout.kserve.objects import API_SECRET, endpoint_name
-from stages.rollout.kserve.shared_address import ENVOY_GATEWAY, SHARED
+from stages.rollout.kserve.settings import KServe
+from stages.rollout.kserve.shared_address import ENVOY_GATEWAY, SHARED, list_host
 
 TEMPLATE: Final = Path(__file__).with_name("gateway.yaml.jinja")
 BUDGETS: Final = Path(__file__).with_name("budgets.yaml.jinja")
@@ -38,9 +39,10 @@ PROXY: Final = "slipway-usage"
 """The EnvoyProxy that keeps the usage."""
 
 
-def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = False) -> list[Object]:
-    """Make every object, for the endpoints in *namespace* and, if it is *shared*, for the address of all models.
+def of(namespace: str, settings: ClientSettings, image: str, kserve: KServe | None = None) -> list[Object]:
+    """Make every object, for the endpoints in *namespace* and, if *kserve* names it, for the address of all models.
     *image*: of what takes in the usage. Raises: as ``read_clients``."""
+    host = kserve.shared_host if kserve else None
     clients = read_clients(settings)
     limits = clients.limits
     # Policies alone do not count tokens, nor change what is forwarded.
@@ -55,7 +57,10 @@ def of(namespace: str, settings: ClientSettings, image: str, *, shared: bool = F
         limits=limits,
         monthly=any(unit == "Month" for _, _, unit, _ in limits),
         allowed=list(_allowed(namespace, clients)),
-        shared=SHARED if shared else None,
+        shared=SHARED if host else None,
+        host=host,
+        list_host=list_host(host or ""),
+        through=((kserve and kserve.shared_through) or f"{host}:80").split(":"),
         script=script(clients) if scripted else "",
         shared_script=shared_script(clients) if clients.models else "",
         offered=OFFERED,

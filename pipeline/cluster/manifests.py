@@ -57,14 +57,14 @@ MADE: Final = "# Made from configs/platforms/{}.yaml by: make manifests\n"
 def documents_of(config: RunConfig) -> list[Object]:
     """Make all objects of a platform, in an order to apply them. Raises: ConfigError: it is not a cluster."""
     cluster, namespace = config.cluster, config.platform.namespace
-    clients, image, shared = cluster.clients, config.platform.image_of("serve"), bool(config.kserve.shared_host)
+    clients, image = cluster.clients, config.platform.image_of("serve")
     objects = [
         *_written(namespace, *(MANIFESTS / "base" / file for file in WRITTEN)),
         *cluster_objects.of(config.platform, cluster),
         *_verification_key(config),
         workflow_template(config),
         *store_commands.of(config),
-        *(gateway.of(namespace, clients, image, shared=shared) if clients else []),
+        *(gateway.of(namespace, clients, image, config.kserve) if clients else []),
     ]
     return list({_identity(body): body for body in objects}.values())
 

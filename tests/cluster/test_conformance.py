@@ -427,7 +427,8 @@ def test_replicas_follow_the_load_and_a_floor_without_naming_prometheus(place: P
     bounds = ("--set", "kserve.scaling.maximum=2", "--set", "kserve.scaling.target=2")
     delays = ("--set", "kserve.scaling.scale_down_delay_s=120")
     place.answer("rollout", "start", MODEL, *bounds, *delays)
-    (drilled,) = place.answer("drill", "scale", MODEL, *bounds, *delays)["drills"]
+    through = ("--set", f"kserve.gateway_url={Clients(place).base}")
+    (drilled,) = place.answer("drill", "scale", MODEL, *bounds, *delays, *through)["drills"]
     assert drilled["failures"] == []
     figures = drilled["figures"]
     tell(

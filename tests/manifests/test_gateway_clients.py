@@ -229,7 +229,7 @@ def test_the_address_of_all_models_demands_the_clients_tokens_too(tmp_path: Path
     file = tmp_path / "clients.yaml"
     tokens = "{issuer: https://a, jwks_uri: https://a/keys, audiences: [slipway]}"
     file.write_text(f"{{tokens: {tokens}, clients: [{{name: a}}]}}")
-    found = of("models", ClientSettings(file=str(file)), "slim:1", shared=True)
+    found = of("models", ClientSettings(file=str(file)), "slim:1", KServe(shared_host="models.example.com"))
     own, shared = (body["spec"]["jwt"]["providers"][0] for body in found if body["kind"] == "SecurityPolicy")
     assert shared == own
     assert "EnvoyExtensionPolicy" not in [body["kind"] for body in found]  # who may use all models sees all
@@ -274,3 +274,20 @@ def test_the_example_is_what_its_file_says() -> None:
         *("Secret", "NetworkPolicy", "SecurityPolicy", "BackendTrafficPolicy", "EnvoyExtensionPolicy", "Certificate")
     }
     assert not (CONFIGS / "clients.yaml").exists()
+
+
+def test_the_list_of_the_address_of_all_models_is_asked_where_a_script_sees_it(tmp_path: Path) -> None:
+    file = tmp_path / "clients.yaml"
+    file.write_text("clients: [{name: a, secret: keys, models: [org/name]}, {name: b, secret: keys}]")
+    at = KServe(shared_host="models.example.com", shared_through="proxies.svc:8080")
+    found = {body["kind"]: body for body in of("models", ClientSettings(file=str(file)), "slim:1", at)}
+    route = found["HTTPRoute"]["spec"]
+    assert route["hostnames"] == ["models.example.com"]
+    (rule,) = route["rules"]
+    assert rule["matches"] == [{"path": {"type": "Exact", "value": "/v1/models"}, "method": "GET"}]
+    assert rule["filters"][0]["urlRewrite"] == {"hostname": "list.models.example.com"}
+    assert found["Backend"]["spec"]["endpoints"] == [{"fqdn": {"hostname": "proxies.svc", "port": 8080}}]
+    selected = found["EnvoyExtensionPolicy"]["spec"]["targetSelectors"][0]["matchLabels"]
+    assert (
+        found["HTTPRoute"]["metadata"]["labels"] == selected
+    )  # and not what the policies of models' own routes select

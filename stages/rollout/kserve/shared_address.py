@@ -28,6 +28,11 @@ SHARED: Final = {"slipway/shared-address": "true"}
 """Their label."""
 
 
+def list_host(shared_host: str) -> str:
+    """Where Envoy AI Gateway's list of models is asked for, of which clients then see their own."""
+    return f"list.{shared_host}"
+
+
 def shared_name(endpoint: KServeEndpoint) -> str:
     return f"{endpoint.name}-shared"
 
@@ -50,5 +55,6 @@ def shared_objects(endpoint: KServeEndpoint, release: str, gateway: str, hostnam
         host=host,
         port=int(port),
         hostname=hostname,
+        list_host=list_host(settings.shared_host),
         shared=shared,
     )

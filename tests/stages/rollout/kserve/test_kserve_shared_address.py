@@ -43,7 +43,7 @@ def objects(folder: Path, mode: str = "route", **settings: str) -> dict[str, dic
 def test_a_request_that_names_a_model_goes_to_the_models_own_address(tmp_path: Path, mode: str) -> None:
     made = objects(tmp_path, mode)
     route, service, backend = (made[kind]["spec"] for kind in ("AIGatewayRoute", "AIServiceBackend", "Backend"))
-    assert route["hostnames"] == [HOST]
+    assert route["hostnames"] == [HOST, f"list.{HOST}"]
     assert route["parentRefs"] == [{"name": "kserve-ingress-gateway", "namespace": "kserve"}]
     (rule,) = route["rules"]
     assert [match["headers"][0]["value"] for match in rule["matches"]] == ["org/name"]
