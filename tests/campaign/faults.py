@@ -73,8 +73,7 @@ def wrong_after(known: Known, place: Place, status: int, printed: str, ends: tup
         wrong.append(f"it did not say what was wrong: {printed[-500:]}")
     wrong += steps.faults(place.store)
     steps.age(place.store)
-    wrong += place.again(known.step)
-    return wrong + steps.differences(steps.but_for_aside(place.store), steps.without_aside(known.after))
+    return wrong + place.again(known.step, known.after)
 
 
 def at_a_call(known: Known, place: Place, kind: str, number: int) -> list[str]:

@@ -116,8 +116,7 @@ def killed(kill: Kill, place: Place) -> tuple[bool, list[str]]:
     wrong = [] if status in KILLED[kill.signal] else [f"it ended with {status}: {printed[-500:]}"]
     wrong += processes_left(place.folder) + steps.faults(store)
     steps.age(store)
-    wrong += place.again(step)
-    return True, wrong + steps.differences(steps.but_for_aside(store), steps.without_aside(kill.known.after))
+    return True, wrong + place.again(step, kill.known.after)
 
 
 def processes_left(folder: Path, timeout_s: float = OVER_S) -> list[str]:

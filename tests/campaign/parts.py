@@ -82,8 +82,7 @@ def losses_of_power(folder: Path, draw: random.Random, until_s: float) -> Result
                     result.add("states after a loss of power", failure.after, wrong)
                     if draw.random() < RECOVERED and each.seconds < 1:
                         steps.age(place.store)
-                        wrong = place.again(each.step)
-                        wrong += steps.differences(steps.but_for_aside(place.store), steps.without_aside(each.after))
+                        wrong = place.again(each.step, each.after)
                         result.add("states after which it was run again", failure.after, wrong)
                     if time.monotonic() > until_s:
                         return result

@@ -58,6 +58,8 @@ class Step(NamedTuple):
     run: str = "run-1"
     killed: bool = True
     """False for what is no part of the product."""
+    repeats: bool = True
+    """False for what has nothing to do a second time, and says so."""
 
 
 class Hub(NamedTuple):
@@ -98,7 +100,7 @@ def steps(hub: Hub, variants: tuple[str, ...] = ("fp16", "int8")) -> list[Step]:
         Step("publish another", "stages.select", (*model, *select, only_fp16), "run-2"),
         Step("acquire the first", "stages.acquire", (*model, "--commit", first), "run-3"),
         Step("take up", "stages.optimize", (*model, "--method", "fp16"), "run-3"),
-        Step("go back", "pipeline", ("rollback", MODEL, "--store", "."), "run-3"),
+        Step("go back", "pipeline", ("rollback", MODEL, "--store", "."), "run-3", repeats=False),
     ]
 
 
@@ -146,11 +148,17 @@ class Place:
             printed, _ = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, printed
 
-    def again(self, step: Step) -> list[str]:
-        """Run a step that was disturbed again. Returns what is wrong afterwards."""
+    def again(self, step: Step, after: dict[str, str]) -> list[str]:
+        """Run a step that was disturbed again. Returns what is wrong afterwards: what matters is not as it was *after*
+        the undisturbed step, or something is left."""
+
+        def different() -> list[str]:
+            return differences(but_for_aside(self.store), without_aside(after))
+
+        is_over = not step.repeats and not different()
         status, printed = self.run(step)
-        wrong = [f"the next run ended with {status}: {printed[-500:]}"] if status else []
-        return wrong + faults(self.store) + [f"left: {path}" for path in unreferenced(self.store)]
+        wrong = [f"the next run ended with {status}: {printed[-500:]}"] if status and not is_over else []
+        return wrong + faults(self.store) + [f"left: {path}" for path in unreferenced(self.store)] + different()
 
 
 def copy(source: Path, target: Path) -> None:
