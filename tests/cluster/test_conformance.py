@@ -33,7 +33,7 @@ from stages.parts.base.errors import ModelNotFound
 from stages.parts.cluster.kinds import CLAIMS, DEFINITIONS, NAMESPACES, PODS, SERVICES, WORKFLOWS, Kind
 from stages.rollout.kserve.applied import HTTP_ROUTES
 from stages.rollout.kserve.detect import CRD
-from stages.rollout.kserve.objects import ENDPOINT, ISVCS, RELEASE
+from stages.rollout.kserve.objects import ENDPOINT, ISVCS, RELEASE, endpoint_name
 from tests.cluster import pushes
 from tests.cluster.bucket import Bucket
 from tests.cluster.conftest import LIMITS, OTHER_MODEL, VERSIONS, Place, Tell, there
@@ -441,7 +441,8 @@ def test_replicas_follow_the_load_and_a_floor_without_naming_prometheus(place: P
     floor["end"] = f"{now.minute} {(now.hour + 1) % 24} * * *"
     place.answer("rollout", "start", MODEL, *bounds, *delays, "--set", f"kserve.scaling.schedule=[{json.dumps(floor)}]")
     began = time.monotonic()
-    place.until(lambda: len(place.cluster.list(PODS, labels=f"{ENDPOINT},{RELEASE}")[0]) == 2, limit_s=300)
+    ours = f"{ENDPOINT}={endpoint_name(MODEL, place.namespace)},{RELEASE}"
+    place.until(lambda: len(place.cluster.list(PODS, labels=ours)[0]) == 2, limit_s=300)
     tell("a floor by the time of the day", f"two replicas after {time.monotonic() - began:.0f} s, without load")
     place.answer("rollout", "start", MODEL)
 

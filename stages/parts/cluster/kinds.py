@@ -48,7 +48,7 @@ PROVIDERS: Final = {
     "serving.kserve.io": "KServe 0.21 or newer",
     "serving.knative.dev": "Knative Serving",
     "gateway.networking.k8s.io": "the Gateway API's CRDs",
-    "aigateway.envoyproxy.io": "Envoy AI Gateway 1.1 or newer",
+    "aigateway.envoyproxy.io": "Envoy AI Gateway 1.0 or newer",
     "gateway.envoyproxy.io": "Envoy Gateway 1.9 or newer",
     "inference.networking.k8s.io": "the Gateway API Inference Extension's CRDs, and a gateway that knows them",
     "cert-manager.io": "cert-manager",

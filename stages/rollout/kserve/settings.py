@@ -159,7 +159,7 @@ class KServe(Settings):
     """``namespace/name`` of the Gateway for the HTTPRoutes of the modes ``route`` and ``llm``. None: KServe's own."""
     shared_host: Annotated[str, Field(pattern=HOST)] | None = None
     """A host name, such as ``models.example.com``, at which all models are reached: the model that a request names
-    decides. Needs Envoy AI Gateway 1.1 or newer. None: each model has only its own."""
+    decides. Needs Envoy AI Gateway 1.0 or newer. None: each model has only its own."""
     shared_through: Annotated[str, Field(pattern=HOST[:-1] + r":\d+$")] | None = None
     """``host:port`` at which the cluster reaches the Gateway's own proxies, such as
     ``envoy-kserve-….envoy-gateway-system.svc.cluster.local:80``: from the shared host to a model's own. None: by the

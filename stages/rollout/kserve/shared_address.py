@@ -1,4 +1,4 @@
-"""One host name for all models, where the model that a request names decides: by Envoy AI Gateway 1.1 or newer, which
+"""One host name for all models, where the model that a request names decides: by Envoy AI Gateway 1.0 or newer, which
 reads the name from the body and answers ``GET /v1/models`` itself.
 
 Each model adds a route of its own for that host. It leads back to the gateway, under the model's own host name, so that

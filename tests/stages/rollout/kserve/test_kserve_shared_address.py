@@ -135,7 +135,7 @@ def test_without_envoy_ai_gateway_a_rollout_says_what_to_install_before_it_start
     standard.make(GOOD)
     with pytest.raises(NotInstalled, match="no kind AIGatewayRoute") as raised:
         standard.roll(GOOD)
-    assert "Envoy AI Gateway 1.1" in raised.value.hint
+    assert "Envoy AI Gateway 1.0" in raised.value.hint
     assert standard.services() == []
 
 
