@@ -22,7 +22,7 @@ def test_as_many_servers_stand_side_by_side_as_fit(tmp_path: Path, monkeypatch: 
     huge = variant.model_copy(update={"weights_bytes": 10**15})
     assert fitting([variant, huge], Serving(kv_cache_mib=1)) == 0
     assert fitting([variant], Serving(kv_cache_mib=10**9)) == 0
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6 * GIB))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6 * GIB, total=8 * GIB))
     large = variant.model_copy(update={"weights_bytes": 2 * GIB})
     served_in = {dtype: Serving(kv_cache_mib=1, dtype=dtype) for dtype in ("bfloat16", "float32")}
     assert fitting([variant] * 5, served_in["bfloat16"]) == 2
