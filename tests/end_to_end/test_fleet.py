@@ -28,6 +28,7 @@ def settings() -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load(SETTINGS.read_text())
     for part in ("profile", "workload"):
         document[part] = yaml.safe_load(SETTINGS.with_name(document[part]).read_text())
+    document["workload"]["tasks_path"] = str(SETTINGS.with_name(document["workload"]["tasks_path"]).resolve())
     for name, _, value in (each.partition("=") for each in CHANGED if "extra_arguments" not in each):
         *path, last = name.split(".")
         place = document
