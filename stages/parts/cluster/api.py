@@ -86,13 +86,9 @@ def refusal(status: int, content: Object, address: str, retry_after: str | None 
         return AccessDenied(f"{address} does not accept this login: {message}", hint="log in to the cluster again")
     if status == 403:
         return AccessDenied(message, hint="to see which rights are missing: slipway doctor --engine argo")
-    if status == 404:
-        return Absent(message)
-    if status == 410:
-        return Expired(message)
     if status == 409:
         return AlreadyExists(message) if content.get("reason") == "AlreadyExists" else Conflict(message)
-    return ClusterRefused(message)
+    return {404: Absent, 410: Expired}.get(status, ClusterRefused)(message)
 
 
 def lost(error: Exception, address: str) -> SlipwayError:

@@ -136,11 +136,17 @@ def _credentials(user: Entry, cluster: Entry) -> tuple[Callable[[], str], dict[s
         return _from_file(Path(path)), {}
     if not (program := user.get("exec")):
         return lambda: "", {}
-    credential = _Kept(lambda: _ask(program, cluster, user["folder"]))
+    kept, until = _ask(program, cluster, user["folder"])
+
+    def authorization() -> str:
+        nonlocal kept, until
+        if time.time() >= until:
+            kept, until = _ask(program, cluster, user["folder"])
+        return f"Bearer {kept['token']}" if kept.get("token") else ""
+
     pem = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
-    first = credential()
-    encoded = {name: base64.b64encode(first[field].encode()) for name, field in pem.items() if first.get(field)}
-    return lambda: f"Bearer {token}" if (token := credential().get("token")) else "", encoded
+    encoded = {name: base64.b64encode(kept[field].encode()) for name, field in pem.items() if kept.get(field)}
+    return authorization, encoded
 
 
 def _from_file(path: Path) -> Callable[[], str]:
@@ -149,20 +155,7 @@ def _from_file(path: Path) -> Callable[[], str]:
     return lambda: f"Bearer {path.read_text().strip()}"
 
 
-class _Kept:
-    """A credential that is asked for again when its time is over."""
-
-    def __init__(self, ask: Callable[[], tuple[dict[str, str], float]]) -> None:
-        self._ask = ask
-        self._credential, self._until = dict[str, str](), 0.0
-
-    def __call__(self) -> dict[str, str]:
-        if time.time() >= self._until:
-            self._credential, self._until = self._ask()
-        return self._credential
-
-
-def _ask(program: Entry, cluster: Entry, folder: Path) -> tuple[dict[str, str], float]:
+def _ask(program: Entry, cluster: Entry, folder: Path) -> tuple[Entry, float]:
     """Ask a program, such as a cloud's, for a credential. Returns until when it is valid, too.
 
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
