@@ -1,6 +1,7 @@
 """Logs in to a cluster: by kubeconfig files, or by the service account of a pod.
 
-The official client does this, too; importing it takes seconds.
+The official client does this, too; importing it takes seconds. lightkube 1.0 knows neither several files, nor programs
+of ``client.authentication.k8s.io/v1``, nor ``tls-server-name`` and ``proxy-url``; its watches ask for no bookmarks.
 """
 
 from __future__ import annotations
