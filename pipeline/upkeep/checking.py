@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import Busy, DamagedModel
-from stages.parts.base.store import ModelStore, Record, exclusive, files_in, from_json, sha256_of
+from stages.parts.base.store import ModelStore, Record, exclusive, files_in, from_json, look_anew, sha256_of
 from stages.parts.endpoint import endpoint
 from stages.parts.records import rollout
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
@@ -101,6 +101,7 @@ def check(store: ModelStore, digests: Digests) -> Checked:
     referred = set[Path]()
     before, read_bytes = len(digests.by_inode), digests.size_bytes
     for _ in range(2):  # what was replaced while it was read is right the second time
+        look_anew(store.path)
         problems: dict[str, list[Path]] = defaultdict(list)
         for path, problem in _problems(store, digests, referred):
             if problem:

@@ -24,7 +24,7 @@ from stages.parts.base.errors import Busy, NothingToServe
 from stages.parts.base.store import holder
 from stages.parts.endpoint import clients
 from stages.parts.endpoint.endpoint import supervising, supervisor
-from stages.parts.releases.release import current_release, history
+from stages.parts.releases.release import CANDIDATE, current_release, history
 from tests.campaign import steps
 from tests.campaign.hosts import mounted_twice
 from tests.campaign.kills import Known
@@ -254,11 +254,21 @@ def removed_aside(hosts: Hosts, known: Mapping[str, Known]) -> list[str]:
     return wrong + ended("take up", *hosts.b.run(known["take up"].step)) + wrong_on(hosts, known["take up"])
 
 
+def checked_after_publish(hosts: Hosts, known: Mapping[str, Known]) -> list[str]:
+    """A publishes a release that waits for its rollout, and B checks the store."""
+    hosts.take(known["publish"].before)
+    hosts.look(hosts.b)
+    wrong = ended("publish", *hosts.a.run(known["publish"].step))
+    hosts.volume.store.production.rename(hosts.volume.store.path / CANDIDATE)
+    return wrong + ended("check", *hosts.b.run(command("store", "check", MODEL)))
+
+
 SCENES: Final[Mapping[str, Callable[[Hosts, Mapping[str, Known]], list[str]]]] = {
     "prune after a rollback": prune_after_rollback,
     "rollback after a publication": rollback_after_publish,
     "clients from both hosts": clients_of_both,
     "a run and an endpoint": locked_elsewhere,
+    "check after a publication": checked_after_publish,
     "a variant that was put aside": taken_up,
     "a variant that was removed aside": removed_aside,
 }
