@@ -119,7 +119,7 @@ $(GPU)/.installed: requirements.lock requirements-dev.lock pyproject.toml
 fuzz: $(INSTALLED) ## altered input for every parser of what comes from outside, 15 minutes; FUZZ="--minutes 1 door" for less
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
-campaign: $(INSTALLED) ## kills at every step and under load, losses of power, and faults, an hour; CAMPAIGN="--minutes 5 power" for less
+campaign: $(INSTALLED) ## kills at every step and under load, losses of power, faults, and two hosts, an hour; CAMPAIGN="--minutes 5 power" for less
 	$(BIN)/python -m tests.campaign $(CAMPAIGN)
 
 check: $(INSTALLED) ## format, lint, types, import directions

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Busy, ConfigError, MissingRun, of_disk
-from stages.parts.base.store import Record, exclusive, holder, write_json
+from stages.parts.base.store import Record, content_of, exclusive, holder, write_json
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"
@@ -95,7 +95,7 @@ def read_run(folder: Path) -> RunState:
 
 def _read(folder: Path) -> RunState:
     try:
-        return RunState.model_validate_json((folder / STATE).read_bytes())
+        return RunState.model_validate_json(content_of(folder / STATE))
     except (FileNotFoundError, NotADirectoryError, ValidationError) as error:
         hint = "runs are in the model's folder of the store, under runs/"
         raise MissingRun(f"there is no run in {folder}", hint=hint) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
 from stages.parts.base.errors import ConfigError, MissingRun
-from stages.parts.base.store import holder
+from stages.parts.base.store import end_holder, holder
 from stages.parts.records.production import Production
 from stages.parts.releases.signing import signer_of
 from stages.report.run_report import JSON, RunReport
@@ -108,11 +106,9 @@ class LocalRun:
         if not (engine := holder(self.path / LOCK)):
             return False
         try:
-            os.kill(engine, signal.SIGTERM)
+            end_holder(self.path / LOCK, engine, f"run {self.id}")
         except PermissionError as error:
             raise ConfigError(f"run {self.id} belongs to another user (process {engine})") from error
-        except ProcessLookupError:  # it has just ended
-            return False
         while holder(self.path / LOCK) == engine:
             time.sleep(FOLLOW_S)
         return True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import Busy, DamagedModel
-from stages.parts.base.store import ModelStore, Record, exclusive, files_in, from_json, sha256_of
+from stages.parts.base.store import ModelStore, Record, exclusive, files_in, from_json, look_anew, sha256_of
 from stages.parts.endpoint import endpoint
 from stages.parts.records import rollout
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
@@ -100,20 +101,21 @@ def check(store: ModelStore, digests: Digests) -> Checked:
     referred = set[Path]()
     before, read_bytes = len(digests.by_inode), digests.size_bytes
     for _ in range(2):  # what was replaced while it was read is right the second time
+        look_anew(store.path)
         problems: dict[str, list[Path]] = defaultdict(list)
         for path, problem in _problems(store, digests, referred):
             if problem:
                 problems[problem].append(path)
         if not problems:
             break
-    unreferenced = sorted(path for path in _made(store) if path not in referred)
+    unreferenced = {path: size for path, size in sorted(_made(store)) if path not in referred}
     return Checked(
         model=store.model,
         files=len(digests.by_inode) - before,
         size_bytes=digests.size_bytes - read_bytes,
         damaged=tuple(_damage(store, problem, paths) for problem, paths in problems.items()),
         unreferenced=tuple(str(path.relative_to(store.path)) for path in unreferenced),
-        unreferenced_bytes=sum(path.lstat().st_size for path in unreferenced),
+        unreferenced_bytes=sum(unreferenced.values()),
     )
 
 
@@ -121,7 +123,7 @@ def _problems(store: ModelStore, digests: Digests, referred: set[Path]) -> Itera
     """Yield each file that a record refers to, and what is wrong with it, which is the same text for every link to it;
     add it to those that are *referred* to."""
     for pattern, (name, kind) in MANIFESTS.items():
-        for folder in (path for path in sorted(store.path.glob(pattern)) if path.is_dir()):
+        for folder in (path for path in _matching(store, pattern) if path.is_dir()):
             record, problem = _record(store, folder, name, kind)
             referred.add(folder / name)
             yield folder / name, problem
@@ -133,12 +135,19 @@ def _problems(store: ModelStore, digests: Digests, referred: set[Path]) -> Itera
         is_broken = link.is_symlink() and not link.is_dir()
         yield link, f"it leads to {link.readlink()}, which is missing" if is_broken else ""
     for pattern in (*MEASURED, *DECIDED, rollout.JOURNAL):
-        for path in sorted(store.path.glob(pattern)):
+        for path in _matching(store, pattern):
             document, samples = _document(path), path.with_suffix(SAMPLES_SUFFIX)
             referred |= {path, samples}
             yield path, f"{path.relative_to(store.path)} is not valid JSON" if document is None else ""
             if isinstance(document, dict) and pattern in MEASURED and "samples_sha256" in document:
                 yield samples, _wrong(samples, document["samples_sha256"], digests)
+
+
+def _matching(store: ModelStore, pattern: str) -> list[Path]:
+    """List the paths that match, in order; anew if a folder vanished meanwhile."""
+    while True:
+        with suppress(FileNotFoundError):
+            return sorted(store.path.glob(pattern))
 
 
 def _record(
@@ -177,14 +186,15 @@ def _document(path: Path) -> Any:
         return None
 
 
-def _made(store: ModelStore) -> Iterator[Path]:
-    """Yield every file in the folders where records refer to everything, and what a model's folder does not have."""
+def _made(store: ModelStore) -> Iterator[tuple[Path, int]]:
+    """Yield every file in the folders where records refer to everything, and what a model's folder does not have, with
+    its size in bytes."""
     for entry in store.path.iterdir():
         if entry.name not in (*MADE, *STATE):
-            yield entry
-    for path, _ in files_in(*(store.path / name for name in MADE)):
+            yield entry, sum(status.st_size for _, status in files_in(entry))
+    for path, status in files_in(*(store.path / name for name in MADE)):
         if not _in_work(store, path):
-            yield path
+            yield path, status.st_size
 
 
 def _in_work(store: ModelStore, path: Path) -> bool:

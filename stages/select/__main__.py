@@ -11,6 +11,7 @@ from stages.parts.base.errors import Incomplete
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import parse_json
+from stages.parts.base.store import exclusive
 from stages.parts.model.candidates import names_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import format_of_base
@@ -30,7 +31,7 @@ def main() -> None:
     serving = parse_json(Serving, arguments.serving, "--serving")
     variants = [*tried(store, optimize, published), *names_of(optimize.candidates, store.model, published)]
     price = parse_json(Price, arguments.price, "--price") if arguments.price else None
-    with program.outcome(store, "select") as report:
+    with program.outcome(store, "select") as report, exclusive(store.lock("select"), f"select {store.model}"):
         serve = arguments.serve == "true"
         candidates = serving.candidates_of([PRODUCTION] if profile.requalifies else variants)
         recipes = {name: serving.recipes.get(recipe_of(name)) for name in candidates}

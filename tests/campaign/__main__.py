@@ -1,4 +1,5 @@
-"""``make campaign``: kills programs, runs and rollouts, and lets power, disks and the Hub fail, by a printed seed."""
+"""``make campaign``: kills programs, runs and rollouts, lets power, disks and the Hub fail, and hosts see late, by
+a printed seed."""
 
 from __future__ import annotations
 

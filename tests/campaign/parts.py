@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import SlipwayError
-from tests.campaign import faults, kills, power, rollouts, steps
+from tests.campaign import faults, hosts, kills, power, rollouts, steps, visibility
 from tests.campaign.steps import Place
 
 EACH_CALL: Final = 0.8
@@ -142,12 +142,32 @@ def in_rollouts(folder: Path, draw: random.Random, until_s: float) -> Result:
     return result
 
 
+def of_two_hosts(folder: Path, draw: random.Random, until_s: float) -> Result:
+    """Let two hosts with caches of their own work on one volume, in turns and at once."""
+    result = Result()
+    if why := hosts.why_not():
+        print(f"no two hosts: {why}", flush=True)
+        return result
+    with steps.hub() as hub:
+        known = kills.undisturbed(folder, hub, ("fp16",))
+        by_name, number = {each.step.name: each for each in known}, 0
+        while time.monotonic() < until_s:
+            number, seconds = number + 1, draw.choice(visibility.LATE)
+            with visibility.two_hosts(folder / f"hosts-{number}", hub, known, seconds) as two:
+                for what, where, wrong in visibility.drawn(two, by_name, draw):
+                    result.add(f"hosts, {what}", f"{where}, late by {seconds:g} s", wrong)
+                    if time.monotonic() > until_s:
+                        break
+    return result
+
+
 PARTS: Final[Mapping[str, Part]] = {
     "programs": programs,
     "runs": engine,
     "power": losses_of_power,
     "faults": all_faults,
     "rollouts": in_rollouts,
+    "visibility": of_two_hosts,
 }
 
 

@@ -9,13 +9,13 @@ import os
 import sys
 
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.store import ModelStore, store_root
+from stages.parts.model.name import ModelName
 from stages.parts.records.variant import read_variant
 from tests import samples
 
 
 def main() -> None:
-    store = ModelStore(store_root(), samples.MODEL)
+    store = ModelName.parse(samples.MODEL).store()
     for number, name in enumerate(sys.argv[1:]):
         variant = read_variant(store.optimized(name))
         figures = {"latency_ms": 10.0 - number, "throughput": 100.0 + 10 * number, "weights_bytes": 1000 - 400 * number}

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import faults, kills, power, rollouts, steps
+from stages.parts.base.store import exclusive
+from tests.campaign import faults, hosts, kills, power, rollouts, steps, visibility
 from tests.campaign.kills import Kill, Known
 from tests.campaign.steps import Hub, Place
+from tests.campaign.visibility import Hosts
 
 KILLS = 3
 """Of each step."""
@@ -140,3 +142,44 @@ def test_a_rollout_goes_on_after_a_kill_and_the_endpoint_answers(victim: str, tm
     assert losses.kills == 1
     if victim == "controller":
         assert (losses.cut, losses.refused) == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def two_hosts(known: dict[str, Known], folder: Path, hub: Hub) -> Iterator[Hosts]:
+    if why := hosts.why_not():
+        pytest.skip(why)
+    with visibility.two_hosts(folder / "hosts", hub, [*known.values()]) as mounted:
+        yield mounted
+
+
+def test_a_stage_sees_what_the_one_before_it_did_on_another_host(known: dict[str, Known], two_hosts: Hosts) -> None:
+    for name, wrong in visibility.relayed(two_hosts, [*known.values()][:4]):
+        assert wrong == [], name
+
+
+@pytest.mark.parametrize("scene", visibility.SCENES)
+def test_what_is_decided_on_one_host_follows_from_what_the_other_did(
+    known: dict[str, Known], two_hosts: Hosts, scene: str
+) -> None:
+    assert visibility.SCENES[scene](two_hosts, known) == []
+
+
+def test_what_two_hosts_do_at_once_is_done_once(known: dict[str, Known], two_hosts: Hosts) -> None:
+    for name in ("make fp16", "publish", "put aside", "publish another"):
+        assert visibility.at_once(two_hosts, known[name]) == [], name
+
+
+def test_a_reader_on_another_host_finds_nothing_wrong(known: dict[str, Known], two_hosts: Hosts) -> None:
+    looks, wrong = visibility.read_meanwhile(two_hosts, known["publish another"])
+    assert (looks > 1, wrong) == (True, [])
+
+
+def test_releases_are_chosen_one_after_the_other(known: dict[str, Known], hub: Hub, tmp_path: Path) -> None:
+    place, publish = Place(tmp_path, hub), known["publish"]
+    steps.copy(publish.before, place.store.root)
+    with exclusive(place.store.lock("select"), "the test"):
+        process = place.start(publish.step)
+        first = process.stdout.readline()
+        is_published = place.store.releases.exists()
+    process.communicate(timeout=steps.TIMEOUT_S)
+    assert ("waiting: select" in first, is_published, process.returncode) == (True, False, 0)

@@ -20,14 +20,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, Self
 
+import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scoring.names import PRODUCTION, variant_of
@@ -44,6 +47,7 @@ LEFT_S: Final = 3600
 SET_ASIDE: Final = 3
 """How many of each name are kept aside: the last ones that were in use."""
 KEY_CHARACTERS: Final = 16
+LOCKS: Final = ".locks"
 NEW: Final = "new"
 REPLACED: Final = ".replaced-"
 FICLONE: Final = 0x40049409  # linux/fs.h: share the blocks of one file with another (reflink)
@@ -86,10 +90,20 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def content_of(path: Path) -> bytes:
+    """Read a file; once more if another host replaced it between its open and its reading, which NFS calls ESTALE."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return path.read_bytes()
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """Read the JSON object in a file; None if it can't be read, or is none."""
     with contextlib.suppress(OSError, ValueError):
-        value = from_json(path.read_bytes())
+        value = from_json(content_of(path))
         return value if isinstance(value, dict) else None
     return None
 
@@ -109,7 +123,8 @@ def files_in(*places: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield each file and symbolic link at or below *places*, in order, with its own status. Links are not followed;
     what vanishes meanwhile is left out."""
     for place in places:
-        for path in [place] if place.is_symlink() else [place, *sorted(place.rglob("*"))]:
+        walk = () if place.is_symlink() else os.walk(place)  # rglob of Python 3.11 fails at a folder that vanishes
+        for path in (place, *sorted(Path(top, name) for top, *names in walk for name in chain(*names))):
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISDIR((status := path.lstat()).st_mode):
                     yield path, status
@@ -182,11 +197,21 @@ def place_tree(source: Path, target: Path, files: Iterable[str]) -> Placement:
     return max(used, key=order.index, default="hardlink")
 
 
+def look_anew(folder: Path) -> None:
+    """Ask for the names in *folder*, and in those in it. Of what other hosts do on a shared volume this one may hear
+    seconds later, also of what was not there; but NFS asks for what is in a directory when that is opened."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+
+
 @contextlib.contextmanager
 def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
     """Hold an advisory lock, which the kernel releases however the process ends.
 
     If another process holds it, a line on stderr says so while this one waits; or it ends with Busy, without *wait*.
+    What its former holder did is seen, also from another host, in the model's folder and those in it.
     """
     make_folder(lock.parent)
     with lock.open("a") as file:
@@ -197,12 +222,14 @@ def exclusive(lock: Path, what: str, *, wait: bool = True) -> Iterator[None]:
                 raise Busy(f"{what} is in use by another process") from error
             say(f"waiting: {what} is in use by another process")
             fcntl.flock(file, fcntl.LOCK_EX)
+        look_anew(_guarded(lock))
         yield
 
 
 def holder(lock: Path) -> int | None:
     """Find the process that holds a lock, by the id that it has written there: 0 if it wrote none. None if nobody holds
     it."""
+    look_anew(_guarded(lock))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), lock.open() as file:
         try:
             # A shared lock: two readers at a time must not take each other for the holder.
@@ -211,6 +238,24 @@ def holder(lock: Path) -> int | None:
             text = file.read()
             return int(text) if text.isdigit() else 0
     return None
+
+
+def end_holder(lock: Path, pid: int, what: str) -> None:
+    """Ask the process that holds a lock to end (SIGTERM). Raises: ConfigError: it runs on another host, and the process
+    with its id on this one is another; PermissionError."""
+    files = [lock.resolve()]
+    with contextlib.suppress(psutil.AccessDenied):
+        files = [Path(file.path) for file in psutil.Process(pid).open_files()] if psutil.pid_exists(pid) else []
+    if lock.resolve() in files:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    elif holder(lock) == pid:
+        raise ConfigError(f"{what} runs on another host", hint="stop it there")
+
+
+def _guarded(lock: Path) -> Path:
+    """Locate the folder of what a lock is for."""
+    return lock.parent.parent if lock.parent.name == LOCKS else lock.parent
 
 
 @dataclass(frozen=True)
@@ -267,7 +312,7 @@ class ModelStore:
         return self.path / ".aside"
 
     def lock(self, name: str) -> Path:
-        return self.path / ".locks" / name
+        return self.path / LOCKS / name
 
     def set_aside(self, path: Path, key: str) -> Path:
         """Locate the folder in which what had this key at *path* is kept."""
@@ -285,6 +330,7 @@ class ModelStore:
         if current == key:
             return
         returning = self.set_aside(paths[-1], key)
+        look_anew(returning.parent.parent)
         for left in returning.parent.glob(".*"):
             shutil.rmtree(left)
         if current:
@@ -407,7 +453,7 @@ class Record(BaseModel):
     def read(cls, path: Path) -> Self | None:
         """Read the document at *path*; None if there is no file. One that is not valid is refused with DamagedModel."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(content_of(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValidationError as error:

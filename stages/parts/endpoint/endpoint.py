@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ import psutil
 from stages.parts.base import program
 from stages.parts.base.errors import Busy, NothingToServe, PortInUse, ServerFailed
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, Record, exclusive, holder
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, Record, end_holder, exclusive, holder
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.records.rollout import LOCAL, read_journal
@@ -208,12 +207,11 @@ def secrets_of(running: Endpoint) -> dict[str, str]:
 def stop(store: ModelStore) -> bool:
     """Stop the endpoint and wait until none of its processes is left; False if nothing was being served. This also
     forgets a canary: the next endpoint serves only the published release. Raises ServerFailed if it did not end."""
-    pid = supervisor(store)
+    if pid := supervisor(store):
+        end_holder(store.lock(LOCK), pid, f"the endpoint of {store.model}")
     (store.path / WANTED).unlink(missing_ok=True)
     if pid is None:
         return False
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while supervisor(store) == pid:
         if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from stages.parts.base.errors import InvalidName
-from stages.parts.base.store import ModelStore, directory_name, store_root
+from stages.parts.base.store import ModelStore, directory_name, look_anew, store_root
 
 
 @dataclass(frozen=True)
@@ -43,5 +43,8 @@ class ModelName:
         return cls(source, identifier, directory)
 
     def store(self, root: Path | None = None) -> ModelStore:
-        """Return the model's store in *root*; by default in ``store_root()``."""
-        return ModelStore((root or store_root()).absolute(), self.id)
+        """Return the model's store in *root*, by default in ``store_root()``, as it is now."""
+        store = ModelStore((root or store_root()).absolute(), self.id)
+        look_anew(store.root)
+        look_anew(store.path)
+        return store

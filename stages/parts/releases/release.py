@@ -36,6 +36,7 @@ from stages.parts.base.store import (
     ModelStore,
     Placement,
     Record,
+    content_of,
     from_json,
     fsync,
     place_tree,
@@ -311,7 +312,7 @@ def _reasons(store: ModelStore, release: str) -> str | None:
     """Read the text of the newest decision for *release*: a record of another version is passed on unchanged."""
     for path in (store.path / CANDIDATE_METRICS, store.releases / release / METRICS):
         with contextlib.suppress(FileNotFoundError, ValueError):
-            text = path.read_text(encoding="utf-8")
+            text = content_of(path).decode()
             if from_json(text).get("release") == release:
                 return text
     return None

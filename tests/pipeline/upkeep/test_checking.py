@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.upkeep import checking
 from pipeline.upkeep.checking import Checked, Digests, check
 from pipeline.upkeep.contents import models_in, space
 from stages.parts.base.errors import ConfigError, UnknownName
@@ -121,3 +125,38 @@ def test_a_store_or_a_model_that_is_not_there_is_an_error(store: ModelStore, tmp
         models_in(tmp_path / "elsewhere")
     with pytest.raises(UnknownName, match="org/nam"):
         models_in(store.root, "org/nam")
+
+
+@pytest.mark.parametrize("gone", [".aside/optimized/fp16/0123456789abcdef", ".building/base/0123456789abcdef"])
+def test_a_folder_that_vanishes_while_it_is_listed_is_left_out(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    (store.path / gone / "fp16").mkdir(parents=True)
+    usual = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith(gone):
+            shutil.rmtree(path, ignore_errors=True)
+        return usual(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    result = checked(store)
+    assert not (store.path / gone).exists()
+    assert (result.damaged, result.unreferenced) == ((), ())
+
+
+def test_a_file_that_vanishes_once_it_is_listed_does_not_end_the_check(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = store.path / ".building" / "base" / "left"
+    left.parent.mkdir(parents=True)
+    left.write_text("four")
+
+    def vanishes(_: ModelStore, path: Path) -> bool:
+        if path == left:
+            path.unlink()
+        return False
+
+    monkeypatch.setattr(checking, "_in_work", vanishes)
+    result = checked(store)
+    assert (result.unreferenced, result.unreferenced_bytes) == ((".building/base/left",), 4)

@@ -24,6 +24,7 @@ from stages.parts.base.store import (
     ModelStore,
     digest_of,
     directory_name,
+    end_holder,
     exclusive,
     place,
     place_tree,
@@ -422,3 +423,30 @@ def test_the_environment_names_the_folder_of_the_store(monkeypatch: pytest.Monke
     monkeypatch.delenv("SLIPWAY_STORE")
     with pytest.raises(ConfigError, match="SLIPWAY_STORE is not set"):
         store_root()
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_holder_of_a_lock_is_ended_unless_it_is_on_another_host(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with (
+        subprocess.Popen([sys.executable, "-c", HOLD, lock], stdout=subprocess.PIPE) as holds,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        assert holds.stdout.readline() == b"held\n"
+        lock.write_text(str(other.pid))  # the id that the holder has on its own host
+        with pytest.raises(ConfigError, match="run 1 runs on another host"):
+            end_holder(lock, other.pid, "run 1")
+        assert other.poll() is None
+        lock.write_text(str(holds.pid))
+        end_holder(lock, holds.pid, "run 1")
+        assert holds.wait(10) == -signal.SIGTERM
+        end_holder(lock, holds.pid, "what has ended meanwhile")
+        other.kill()
