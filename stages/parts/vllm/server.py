@@ -53,6 +53,8 @@ from stages.parts.vllm.server_log import CRASH, CRASHES, EngineWatch, ServerLog,
 POLL_S: Final = 0.25
 SETTLE_S: Final = 2.0
 """Time for vLLM to write what it still has to say once its engine is dead."""
+ENGINE_ENDS_S: Final = 10.0
+"""Time for the engine to end once its API process is dead, whose exit status is known after that."""
 SIGNALLED: Final = 128
 """Plus a signal's number: the exit status of a program that the signal ended."""
 API: Final = "APIServer"
@@ -138,7 +140,8 @@ class Server:
         if self.process.poll() is None and not self.watch.dead():
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(SETTLE_S)
+            lost = self.watch.lost
+            self.process.wait(ENGINE_ENDS_S if lost and lost.name == API else SETTLE_S)
         raise self._failure()
 
     def _failure(self) -> SlipwayError:
@@ -147,13 +150,14 @@ class Server:
         if cause and not CRASH.match(cause):
             return ServerFailed(f"vLLM ended: {cause}", hint=hint)
         lost, status = self.watch.lost, (self.process.poll() or 0) - SIGNALLED
+        of_api = lost is None or lost.name == API
         number = signal_in(text) or (lost.signal if lost else None)
         # The exit status is that of the API process, of which others that end later say nothing.
-        if status in set(signal.Signals) and (number is None or (lost is None and status == signal.SIGKILL)):
+        if status in set(signal.Signals) and (number is None or (of_api and status == signal.SIGKILL)):
             number = signal.Signals(status)
         if number is None and lost is None and FAILED_CHILD not in text:
             return ServerFailed(f"vLLM ended: {last_line(text)}", hint=hint)
-        process = "API server" if lost is None or lost.name == API else lost.name
+        process = "API server" if lost is None or of_api else lost.name
         ended = f"was ended by {number.name}" if number else "ended without an error in its log"
         doing = "loaded" if self.log == self.startup_log else "served"
         message = f"vLLM's {process} {ended} while it {doing} {self.architecture}"
