@@ -21,8 +21,9 @@ import numpy as np
 from pipeline.settings.config import load
 from scoring.choice import judge
 from scoring.profile import Profile
+from stages.parts.base.files import canonical_json
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json
+from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.machine.process import Contained
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.variant import VARIANT

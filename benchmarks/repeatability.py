@@ -26,8 +26,9 @@ from scoring.names import variant_of
 from scoring.profile import Profile
 from stages.evaluate.results import Conditions, conditions_of
 from stages.parts.base.errors import ConfigError, MissingRun, NoWinner, RunFailed, SlipwayError
+from stages.parts.base.files import canonical_json, place, place_tree
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, answer_sigterm
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, canonical_json, directory_name, place, place_tree
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, directory_name
 from stages.parts.machine.process import Contained
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import ACQUIRED, Acquired

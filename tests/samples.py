@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scoring.names import variant_of
+from stages.parts.base.files import sha256_of, write_json
 from stages.parts.base.program import Outcome
-from stages.parts.base.store import ModelStore, sha256_of, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.acquired import ACQUIRED, Acquired, File, files_digest
 from stages.parts.records.answers import QUESTIONS, KeptAnswers, answers_key, answers_paths

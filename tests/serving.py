@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import psutil
 
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree, sha256_of, swap_link
+from stages.parts.base.files import place_tree, sha256_of, swap_link
+from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.records.acquired import File, files_digest
 from stages.parts.records.variant import VARIANT, Variant
 

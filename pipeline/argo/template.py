@@ -20,8 +20,8 @@ from pipeline.settings.config import RunConfig
 from pipeline.settings.platform import DEFAULT_REPOSITORY
 from pipeline.workflow.parameters import COMMAND, NAME, STORE_COMMAND, store_settings
 from stages.parts.base.errors import Interrupted, NotInstalled, RunFailed
+from stages.parts.base.files import canonical_json, digest_of
 from stages.parts.base.program import PRINTED
-from stages.parts.base.store import canonical_json, digest_of
 from stages.parts.cluster.api import Absent, AlreadyExists, Cluster
 from stages.parts.cluster.kinds import TEMPLATES, WORKFLOWS, Object
 

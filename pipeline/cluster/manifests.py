@@ -22,7 +22,7 @@ from pipeline.settings.platform import ClientSettings
 from pipeline.workflow import pods
 from pipeline.workflow.definition import workflow_template
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import write_text
+from stages.parts.base.files import write_text
 from stages.parts.cluster.kinds import Object
 from stages.parts.records.rollout import LOCAL
 from stages.parts.releases.signing import verifier

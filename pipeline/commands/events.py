@@ -95,7 +95,7 @@ def receive(
 
 def _read(path: str) -> Any:
     """Read the payload. Raises: ConfigError: the file can't be read, or is not JSON."""
-    from stages.parts.base.store import from_json
+    from stages.parts.base.files import from_json
 
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")

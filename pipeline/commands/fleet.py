@@ -120,7 +120,8 @@ def models(
     """
     from pipeline.planning.fleet import read_fleet
     from pipeline.runs.models import HEADINGS, ModelRow, page_of
-    from stages.parts.base.store import directory_name, write_text
+    from stages.parts.base.files import write_text
+    from stages.parts.base.store import directory_name
 
     fleet = read_fleet(file, options.platform, on_cluster=where.on_cluster).values() if file else ()
     owners = {directory_name(model.name.id): model.policy.owner for model in fleet}

@@ -81,7 +81,7 @@ def watch(
 
 def _tell(store: ModelStore, look: Look, url: str | None) -> None:
     """Put the look into the log, the metrics and the report; post it if an alarm began or ended."""
-    from stages.parts.base.store import write_text
+    from stages.parts.base.files import write_text
     from stages.report.page import renew
 
     text = f"{look.verdict}: {look.text}"

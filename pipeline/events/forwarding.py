@@ -20,8 +20,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from pipeline.events.push import Push
 from stages.parts.base.errors import ClusterRefused, ClusterUnavailable, ConfigError, SlipwayError
+from stages.parts.base.files import write_text
 from stages.parts.base.log import say
-from stages.parts.base.store import write_text
 
 SHORTEST: Final = 16
 """Number of characters. A shorter secret can be guessed."""

@@ -27,7 +27,8 @@ from pydantic import ValidationError
 
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Busy, ConfigError, MissingRun, of_disk
-from stages.parts.base.store import Record, content_of, exclusive, holder, write_json
+from stages.parts.base.files import content_of, exclusive, holder, write_json
+from stages.parts.base.store import Record
 
 STATE: Final = "run.json"
 WORKFLOW: Final = "workflow.json"

@@ -16,7 +16,7 @@ from pipeline.runs.engine import Printout, choose_run
 from pipeline.runs.state import RunState
 from pipeline.runs.tables import score_table, tasks_table
 from stages.parts.base.errors import ConfigError, MissingRun
-from stages.parts.base.store import end_holder, holder
+from stages.parts.base.files import end_holder, holder
 from stages.parts.records.production import Production
 from stages.parts.releases.signing import signer_of
 from stages.report.run_report import JSON, RunReport

@@ -16,8 +16,8 @@ from pipeline.runs.state import RunState
 from pipeline.settings.config import RunConfig, load, merged
 from pipeline.workflow.parameters import settings_of
 from stages.parts.base.errors import ConfigError, EventRefused, SlipwayError, UnknownName
+from stages.parts.base.files import canonical_json
 from stages.parts.base.settings import Settings, parse, read_yaml
-from stages.parts.base.store import canonical_json
 from stages.parts.model.description import local_commit
 from stages.parts.model.hub import COMMIT, describe
 from stages.parts.model.name import ModelName

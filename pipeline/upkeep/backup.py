@@ -22,15 +22,8 @@ from typing import Final, NamedTuple
 from pipeline.upkeep.checking import Digests, check
 from pipeline.upkeep.contents import has_ended, models_in
 from stages.parts.base.errors import Busy, ConfigError, DamagedModel, disk_errors
-from stages.parts.base.store import (
-    ModelStore,
-    Record,
-    exclusive,
-    files_in,
-    fsync,
-    fsync_tree,
-    place,
-)
+from stages.parts.base.files import exclusive, files_in, fsync, fsync_tree, place
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.endpoint import clients, database, endpoint
 from stages.parts.model.name import ModelName
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import Busy, DamagedModel
-from stages.parts.base.store import ModelStore, Record, exclusive, files_in, from_json, look_anew, sha256_of
+from stages.parts.base.files import exclusive, files_in, from_json, look_anew, sha256_of
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.endpoint import endpoint
 from stages.parts.records import rollout
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest

@@ -8,7 +8,8 @@ from typing import Final
 
 from pipeline.local.folder import LOCK
 from stages.parts.base.errors import ConfigError, check_known
-from stages.parts.base.store import ModelStore, Record, files_in, holder
+from stages.parts.base.files import files_in, holder
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.model.name import ModelName
 from stages.report.run_report import JSON
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, DamagedModel, TransientError, disk_errors
-from stages.parts.base.store import ModelStore, canonical_json, from_json, make_folder, safe_relative, sha256_of
+from stages.parts.base.files import canonical_json, from_json, make_folder, safe_relative, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.process import run_aloud
 from stages.parts.model.adapter import adapters_in
 from stages.parts.model.hub import upload

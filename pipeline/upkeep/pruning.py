@@ -14,7 +14,8 @@ from typing import Final
 
 from pipeline.upkeep.contents import has_ended
 from stages.parts.base.errors import Busy, ConfigError
-from stages.parts.base.store import ModelStore, Record, exclusive
+from stages.parts.base.files import exclusive
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.endpoint.endpoint import WANTED, Wanted
 from stages.parts.records.rollout import LOCK, under_way
 from stages.parts.releases.listing import bytes_of, catalogue

@@ -9,7 +9,8 @@ import uuid
 from typing import Final
 
 from pipeline.settings.config import RunConfig, kserve_settings
-from stages.parts.base.store import canonical_json, directory_name
+from stages.parts.base.files import canonical_json
+from stages.parts.base.store import directory_name
 from stages.parts.model.name import ModelName
 from stages.parts.records.rollout import LOCAL
 

@@ -13,8 +13,9 @@ from stages.acquire.download import HubSource
 from stages.acquire.ensure import discarded_if_useless, fill, remove_all_but
 from stages.parts.base import program
 from stages.parts.base.errors import Interrupted, NothingToServe, SlipwayError, TransientError
+from stages.parts.base.files import digest_of, exclusive, place_tree
 from stages.parts.base.log import say
-from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.candidates import CandidateCheckpoint, Candidates, another
 from stages.parts.model.checkpoint import CONFIG, parse_object, small_files

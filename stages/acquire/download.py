@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from scoring.units import readable
 from stages.parts.base.errors import DamagedModel, NotEnoughSpace
+from stages.parts.base.files import place, sha256_of
 from stages.parts.base.log import say
-from stages.parts.base.store import place, sha256_of
 from stages.parts.model import hub
 from stages.parts.model.description import local_sizes
 from stages.parts.records.acquired import ACQUIRED, Acquired, File

@@ -16,7 +16,8 @@ from scoring.units import readable
 from stages.acquire.download import HubSource, LocalSource, require_space
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, UnusableModel
-from stages.parts.base.store import ModelStore, exclusive, sha256_of
+from stages.parts.base.files import exclusive, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.model.adapter import CONFIG, WEIGHTS, check_files, parse_source, read_adapter
 from stages.parts.model.checkpoint import (
     CARD,

@@ -22,12 +22,13 @@ from scoring.profile import Profile
 from scoring.units import GIB
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError, UnusableModel
+from stages.parts.base.files import canonical_json
 from stages.parts.base.formats import FORMATS, quantized_formats, why_not_made
 from stages.parts.base.log import say
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, canonical_json
+from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.cluster.nodes import quantity
 from stages.parts.machine.hardware import check_gpus, hardware

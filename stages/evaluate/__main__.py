@@ -26,10 +26,11 @@ from stages.parts.base.errors import (
     SlipwayError,
     TransientError,
 )
+from stages.parts.base.files import exclusive
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import NAME, ModelStore, exclusive
+from stages.parts.base.store import NAME, ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.machine.hardware import check_gpus
 from stages.parts.model.name import ModelName

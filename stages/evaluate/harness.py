@@ -19,7 +19,7 @@ from typing import Any, Final
 from stages.evaluate.preloaded import answer_calls
 from stages.evaluate.questions import DEFINED, OWN
 from stages.evaluate.questions.question import CHAT, PLAIN, TIMEOUT_S, QuestionTask, Served, answers
-from stages.parts.base.store import write_json
+from stages.parts.base.files import write_json
 from stages.parts.model.description import chat_template
 from stages.parts.vllm.client import Access
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from stages.parts.base.store import write_text
+from stages.parts.base.files import write_text
 from stages.parts.machine.process import Contained
 from stages.parts.vllm.client import beside_server
 from stages.parts.vllm.server import POLL_S, Server

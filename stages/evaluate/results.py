@@ -14,9 +14,10 @@ from stages.evaluate.distributions import held_out_digest
 from stages.evaluate.drift import drift_of
 from stages.evaluate.questions import questions_digest
 from stages.parts.base.errors import ConfigError, DamagedModel, SlipwayError
+from stages.parts.base.files import digest_of, place, sha256_of
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, digest_of, place, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.machine.environment import engine_of
 from stages.parts.machine.hardware import Hardware, hardware

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import from_json
+from stages.parts.base.files import from_json
 
 SHOWN_MISTAKES: Final = 20
 FORMS: Final = '{"prompt": "…", "output_tokens": n} or {"prompt_tokens": n, "output_tokens": m}'

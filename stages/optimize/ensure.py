@@ -12,9 +12,10 @@ from stages.optimize.base_model import Base, read_base
 from stages.optimize.job import calibration_digest
 from stages.optimize.shards import read_weights
 from stages.parts.base.errors import DamagedModel, QuantizationFailed, UnknownName
+from stages.parts.base.files import digest_of, exclusive, place_tree
 from stages.parts.base.formats import FORMATS, Quantizer, why_not_made
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import ModelStore, digest_of, exclusive, place_tree
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.environment import ENVIRONMENTS
 from stages.parts.machine.lock import together
 from stages.parts.model.published import AsPublished

@@ -22,9 +22,9 @@ from stages.optimize.job import KIND, SAVED, Examples, QuantizationJob, calibrat
 from stages.optimize.language_part import LanguagePart
 from stages.optimize.shards import check_stated, kept_dtype, read_weights, write_config, write_index, write_tensors
 from stages.parts.base.errors import QuantizationFailed
+from stages.parts.base.files import write_json
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import write_json
 from stages.parts.model.checkpoint import CONFIG, SINGLE, why_not_quantized
 from stages.parts.model.corpora import read_documents
 from stages.parts.model.safetensors import FLOATS, Tensor, read_header

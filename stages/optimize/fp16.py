@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final
 from scoring.capacity.storage import SIXTEEN_BIT as STORAGE
 from stages.optimize.base_model import SIXTEEN_BIT, Base
 from stages.optimize.shards import check_tensor, read_weights, write_config, write_index, write_tensors
+from stages.parts.base.files import place_tree
 from stages.parts.base.formats import Format, Peak
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import place_tree
 from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.checkpoint import INDEX
 from stages.parts.model.safetensors import FLOATS, read_header

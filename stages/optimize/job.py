@@ -20,10 +20,11 @@ from typing import Any, Final
 from stages.optimize.base_model import Base
 from stages.optimize.language_part import LanguagePart, language_part, write_language_part
 from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.files import digest_of
 from stages.parts.base.formats import Peak
 from stages.parts.base.optimize_settings import Calibration, Optimize
 from stages.parts.base.program import without_secrets
-from stages.parts.base.store import Record, digest_of
+from stages.parts.base.store import Record
 from stages.parts.machine.environment import Environment
 from stages.parts.machine.hardware import asked_gpus, cpu_dtype, gpus, no_gpu, processor
 from stages.parts.machine.process import peak_resident_bytes, run_aloud

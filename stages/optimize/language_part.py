@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from stages.optimize.base_model import BLOCK_WEIGHT, Base
 from stages.optimize.shards import read_weights, write_tensors
-from stages.parts.base.store import Record, place_tree, write_json
+from stages.parts.base.files import place_tree, write_json
+from stages.parts.base.store import Record
 from stages.parts.model.checkpoint import CONFIG, OTHER_PARTS, SINGLE
 from stages.parts.model.safetensors import Tensor
 from stages.parts.records.acquired import WEIGHTS

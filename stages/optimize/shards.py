@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stages.optimize.base_model import Base
 from stages.parts.base.errors import QuantizationFailed
-from stages.parts.base.store import write_json
+from stages.parts.base.files import write_json
 from stages.parts.model.checkpoint import CONFIG, INDEX
 from stages.parts.model.safetensors import BITS, FLOATS, Tensor, read_headers
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from stages.parts.base import program
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import write_text
+from stages.parts.base.files import write_text
 from stages.parts.model.name import ModelName
 from stages.report.page import HTML, collect, render
 from stages.report.run_report import JSON

@@ -11,7 +11,8 @@ from typing import Any, Final
 from scoring.metrics import METRICS
 from scoring.names import REFERENCE
 from stages.parts.base import program
-from stages.parts.base.store import ModelStore, write_text
+from stages.parts.base.files import write_text
+from stages.parts.base.store import ModelStore
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.drills import Drill, drilled
 from stages.parts.records.evaluation import Evaluation

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, TransientError
+from stages.parts.base.files import exclusive, write_json
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, exclusive, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.records.rollout import LOCK, REQUEST, Journal, OperatorRequest, journal_path, read_journal, under_way
 from stages.parts.releases import release as releases
 from stages.rollout.resume import another_under_way, begin

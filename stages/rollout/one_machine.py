@@ -12,10 +12,11 @@ from typing import Final
 import psutil
 
 from stages.parts.base.errors import ConfigError, Conflict, ServerFailed, SlipwayError, TransientError
+from stages.parts.base.files import exclusive
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.settings import parse
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url

@@ -20,10 +20,11 @@ from typing import Any, Final, Literal
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from stages.parts.base.errors import Conflict, NothingToServe, RolledBack, ServerFailed, TransientError
+from stages.parts.base.files import exclusive, write_json
 from stages.parts.base.log import say
 from stages.parts.base.notify import notify
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, exclusive, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.records import rollout as records
 from stages.parts.records.rollout import Act, Journal, Observed, RolloutKind, RolloutState, Transition
 from stages.parts.releases import release as releases

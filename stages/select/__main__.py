@@ -8,10 +8,10 @@ from scoring.names import PRODUCTION, recipe_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import Incomplete
+from stages.parts.base.files import exclusive
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import Serving
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import exclusive
 from stages.parts.model.candidates import names_of
 from stages.parts.model.name import ModelName
 from stages.parts.records.acquired import format_of_base

@@ -18,7 +18,7 @@ from scoring.lead import Lead
 from scoring.metrics import METRICS
 from scoring.results import Change
 from scoring.sensitivity import shares_anywhere, shares_near
-from stages.parts.base.store import digest_of
+from stages.parts.base.files import digest_of
 from stages.parts.records.evaluation import Evaluation, TaskScore, machine_of
 from stages.parts.records.production import Candidate, Cost, Interval, Loss, Paired, Price
 from stages.select.measurements import SPEED, Measurements

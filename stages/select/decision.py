@@ -12,9 +12,9 @@ from scoring.metrics import METRICS
 from scoring.names import PRODUCTION
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
+from stages.parts.base.files import digest_of
 from stages.parts.base.program import version
 from stages.parts.base.settings import parse
-from stages.parts.base.store import digest_of
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.records.production import RULES, Production
 from stages.parts.samples.figures import prompt_tokens_per_s

@@ -14,8 +14,9 @@ from scoring.names import PRODUCTION, variant_of
 from scoring.profile import Profile
 from stages.parts.base import program
 from stages.parts.base.errors import DamagedModel, NoWinner
+from stages.parts.base.files import Placement
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import ModelStore, Placement
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.acquired import ACQUIRED, Acquired, difference
 from stages.parts.records.answers import KeptAnswers, answers_key, answers_paths

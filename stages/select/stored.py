@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel, MissingRun
-from stages.parts.base.store import ModelStore, Record, fsync, make_folder, place
+from stages.parts.base.files import fsync, make_folder, place
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.records.acquired import Acquired
 from stages.parts.records.answers import KeptAnswers, answers_paths
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from scoring.names import PRODUCTION, variant_of
 from stages.parts.base.errors import DamagedModel, NoWinner, SlipwayError
-from stages.parts.base.store import read_object, sha256_of
+from stages.parts.base.files import read_object, sha256_of
 from stages.parts.model.adapter import FOLDER, adapters_in
 from stages.parts.records.acquired import ACQUIRED, Acquired, files_digest
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation

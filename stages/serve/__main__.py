@@ -9,11 +9,12 @@ import httpx
 
 from stages.parts.base import program
 from stages.parts.base.errors import Interrupted, RolledBack, ServerFailed
+from stages.parts.base.files import exclusive
 from stages.parts.base.log import say
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, LOG, SERVERS, Endpoint, api_key, endpoint, published, stop
 from stages.parts.endpoint.supervised_server import PREVIOUS
 from stages.parts.endpoint.supervisor import serve_foreground

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.parts.base.store import exclusive
+from stages.parts.base.files import exclusive
 from tests.campaign import faults, hosts, kills, power, rollouts, steps, visibility
 from tests.campaign.kills import Kill, Known
 from tests.campaign.steps import Hub, Place

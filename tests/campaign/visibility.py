@@ -21,7 +21,7 @@ from typing import Final
 from pipeline.local.folder import LOCK, opened, read_run
 from pipeline.runs.state import RunState
 from stages.parts.base.errors import Busy, NothingToServe
-from stages.parts.base.store import holder
+from stages.parts.base.files import holder
 from stages.parts.endpoint import clients
 from stages.parts.endpoint.endpoint import supervising, supervisor
 from stages.parts.releases.release import CANDIDATE, current_release, history

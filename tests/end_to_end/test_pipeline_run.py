@@ -26,9 +26,9 @@ from pipeline.settings.platform import STORE_MOUNT
 from pipeline.workflow.definition import workflow_template
 from pipeline.workflow.parameters import arguments
 from stages.evaluate.load import MORE_TRIALS
+from stages.parts.base.files import sha256_of
 from stages.parts.base.program import outcomes
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import sha256_of
 from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.model.safetensors import read_header
 from stages.parts.records.evaluation import Evaluation

@@ -25,8 +25,9 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import RolledBack
+from stages.parts.base.files import place_tree, write_json
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, place_tree, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import Endpoint, endpoint
 from stages.parts.records.drills import Answers, Drill
 from stages.parts.records.evaluation import Evaluation

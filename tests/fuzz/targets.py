@@ -25,9 +25,10 @@ from pipeline.upkeep.checking import check as check_store
 from scoring.capacity.architecture import NotSizeable
 from scoring.capacity.families import read_architecture
 from stages.evaluate.trace import read_trace
+from stages.parts.base.files import safe_relative
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS, parse_json
-from stages.parts.base.store import ModelStore, safe_relative
+from stages.parts.base.store import ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.endpoint import access_log, database
 from stages.parts.endpoint.clients import FILE as CLIENTS

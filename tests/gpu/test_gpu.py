@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from pipeline.settings.config import load
+from stages.parts.base.files import place_tree
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, place_tree
+from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.machine.hardware import gpus
 from stages.parts.records.evaluation import Evaluation

@@ -28,10 +28,11 @@ from stages.optimize.base_model import read_base
 from stages.optimize.language_part import language_part
 from stages.parts.base import formats
 from stages.parts.base.errors import SlipwayError
+from stages.parts.base.files import write_text
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, write_text
+from stages.parts.base.store import ModelStore
 from stages.parts.model.checkpoint import why_not_quantized
 from tests.models.servable import KINDS, publish
 from tests.stages.optimize.tiny import acquire, words

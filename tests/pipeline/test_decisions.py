@@ -18,8 +18,9 @@ from pipeline.runs.state import RunState
 from pipeline.settings.config import load
 from scoring.profile import Profile
 from stages.parts.base.errors import NoWinner
+from stages.parts.base.files import write_json
 from stages.parts.base.serving_settings import Recipe
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Drift, Evaluation, Speed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.settings.config import kserve_settings, load
+from stages.parts.base.files import canonical_json
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import canonical_json
 from stages.rollout.kserve.settings import KServe
 
 

@@ -13,7 +13,8 @@ from pipeline.runs.models import ModelRow, page_of, row_of
 from pipeline.runs.state import Node, RunState
 from scoring.profile import Profile
 from stages.parts.base.errors import ClusterUnavailable
-from stages.parts.base.store import ModelStore, write_json, write_text
+from stages.parts.base.files import write_json, write_text
+from stages.parts.base.store import ModelStore
 from stages.parts.records.production import Price, Production
 from stages.parts.releases.release import publish
 from stages.report.page import HTML, collect, render

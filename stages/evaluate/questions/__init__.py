@@ -13,7 +13,7 @@ from stages.evaluate.questions.instructions import ifeval, instructions
 from stages.evaluate.questions.question import DATA, KIND, QuestionTask, of_text
 from stages.evaluate.questions.recall import recall
 from stages.evaluate.questions.requests import structured_outputs, tool_calls
-from stages.parts.base.store import digest_of
+from stages.parts.base.files import digest_of
 from stages.parts.model.corpora import text_digest
 
 RECIPE: Final = 2

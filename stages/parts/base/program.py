@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.parts.base import log
 from stages.parts.base.errors import Interrupted, SlipwayError, disk_errors
-from stages.parts.base.store import ModelStore, Record, write_text
+from stages.parts.base.files import write_text
+from stages.parts.base.store import ModelStore, Record
 
 OUTPUTS_VARIABLE: Final = "SLIPWAY_OUTPUTS"
 RUN_VARIABLE: Final = "SLIPWAY_RUN"

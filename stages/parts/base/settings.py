@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.parts.base.errors import ConfigError
-from stages.parts.base.store import from_json
+from stages.parts.base.files import from_json
 
 CONFIGS: Final = Path(__file__).parents[3] / "configs"
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

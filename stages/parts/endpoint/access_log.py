@@ -16,7 +16,8 @@ from typing import IO, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from stages.parts.base.store import Record, write_text
+from stages.parts.base.files import write_text
+from stages.parts.base.store import Record
 
 NAME: Final = "access.jsonl"
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -16,7 +16,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from stages.parts.base.errors import ConfigError, check_known
-from stages.parts.base.store import Record, exclusive, write_json
+from stages.parts.base.files import exclusive, write_json
+from stages.parts.base.store import Record
 
 FILE: Final = "clients.json"
 PREFIX: Final = "sk-slipway-"

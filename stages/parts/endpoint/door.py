@@ -28,8 +28,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from stages.parts.base.errors import DamagedModel
+from stages.parts.base.files import from_json
 from stages.parts.base.log import say
-from stages.parts.base.store import from_json
 from stages.parts.endpoint.access_log import LoggedRequest, LogReader
 from stages.parts.endpoint.clients import ANYBODY, DEFAULT, FILE, Client, Clients, hash_of, read_clients, unlimited
 from stages.parts.endpoint.routing import OFFERED, SHARED_HEADER

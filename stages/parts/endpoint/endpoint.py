@@ -20,8 +20,9 @@ import psutil
 
 from stages.parts.base import program
 from stages.parts.base.errors import Busy, NothingToServe, PortInUse, ServerFailed
+from stages.parts.base.files import end_holder, exclusive, holder
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, Record, end_holder, exclusive, holder
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, Record
 from stages.parts.endpoint.database import URL_VARIABLE, usage_url
 from stages.parts.endpoint.tls import tls_of
 from stages.parts.records.rollout import LOCAL, read_journal

@@ -25,8 +25,8 @@ import httpx
 
 from stages.parts.base import templates
 from stages.parts.base.errors import ConfigError, ServerFailed, TransientError
+from stages.parts.base.files import write_json
 from stages.parts.base.program import without_secrets
-from stages.parts.base.store import write_json
 from stages.parts.endpoint import access_log, clients, door, routing, sides, tls, usage
 from stages.parts.endpoint.door import Door, answering, short_path
 from stages.parts.endpoint.routing import Routing, names_of

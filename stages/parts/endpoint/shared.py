@@ -24,18 +24,10 @@ from prometheus_client.registry import Collector
 
 from stages.parts.base import program
 from stages.parts.base.errors import Conflict, SlipwayError, TransientError
+from stages.parts.base.files import digest_of, exclusive, holder, swap_link, write_text
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import parse_json
-from stages.parts.base.store import (
-    STORE_VARIABLE,
-    ModelStore,
-    digest_of,
-    exclusive,
-    holder,
-    store_root,
-    swap_link,
-    write_text,
-)
+from stages.parts.base.store import STORE_VARIABLE, ModelStore, store_root
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.endpoint import LOCK, SERVERS, WANTED, Wanted, api_key, serving_here
 from stages.parts.endpoint.envoy import SHARED_SOCKET, proxying

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.files import digest_of, write_json
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import digest_of, write_json
 
 SECRET_FILE: Final = "certificate.json"  # noqa: S105
 SECRET_TYPE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105

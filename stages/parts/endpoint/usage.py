@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from scoring.percentiles import p95
-from stages.parts.base.store import Record, exclusive, write_text
+from stages.parts.base.files import exclusive, write_text
+from stages.parts.base.store import Record
 from stages.parts.endpoint import access_log
 from stages.parts.endpoint.access_log import LoggedRequest
 from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED, TokenPrices

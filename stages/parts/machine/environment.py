@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from stages.parts.base.errors import NotInstalled
+from stages.parts.base.files import digest_of, exclusive, write_text
 from stages.parts.base.log import say
-from stages.parts.base.store import digest_of, exclusive, write_text
 from stages.parts.machine.hardware import query_gpus
 from stages.parts.machine.process import run_aloud
 

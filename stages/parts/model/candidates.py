@@ -17,8 +17,9 @@ from pydantic import RootModel
 
 from scoring.names import PRODUCTION
 from stages.parts.base.errors import UnusableModel
+from stages.parts.base.files import from_json
 from stages.parts.base.formats import FORMATS
-from stages.parts.base.store import Record, from_json
+from stages.parts.base.store import Record
 from stages.parts.model import description
 from stages.parts.model.safetensors import damaged
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel, UnusableModel
+from stages.parts.base.files import from_json, read_object, safe_relative
 from stages.parts.base.settings import from_yaml
-from stages.parts.base.store import from_json, read_object, safe_relative
 from stages.parts.model.published import format_of
 from stages.parts.model.safetensors import LARGEST_SMALL_BYTES, damaged, find_not_finite, read_header
 from stages.parts.model.unservable import refuse_kind, unknown_layout, unservable

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stages.parts.base.errors import ConfigError, check_known
+from stages.parts.base.files import from_json, sha256_of
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import AskedServing
 from stages.parts.base.settings import CONFIGS
-from stages.parts.base.store import from_json, sha256_of
 from stages.parts.base.workload import Workload
 from stages.parts.model.adapter import parse_source
 

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from scoring.capacity.families import BYTES
 from stages.parts.base.errors import DamagedModel, InvalidName, ModelNotFound
-from stages.parts.base.store import ModelStore, from_json
+from stages.parts.base.files import from_json
+from stages.parts.base.store import ModelStore
 from stages.parts.model import checkpoint, hub
 from stages.parts.model.name import ModelName
 from stages.parts.model.published import PublishedFormat, format_of

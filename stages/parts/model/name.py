@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from stages.parts.base.errors import InvalidName
-from stages.parts.base.store import ModelStore, directory_name, look_anew, store_root
+from stages.parts.base.files import look_anew
+from stages.parts.base.store import ModelStore, directory_name, store_root
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from scoring.capacity.reader import EXPERTS
 from scoring.capacity.storage import MARLIN, SIXTEEN_BIT, Scales, Storage
 from scoring.names import REFERENCE
 from stages.parts.base.errors import UnusableModel
+from stages.parts.base.files import place_tree
 from stages.parts.base.formats import FORMATS, Peak, storage_of
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import place_tree
 from stages.parts.machine.hardware import Processor
 from stages.parts.machine.process import peak_resident_bytes
 from stages.parts.model.safetensors import BITS, Tensor, read_headers

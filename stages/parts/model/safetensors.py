@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.store import from_json
+from stages.parts.base.files import from_json
 
 LONGEST_HEADER_BYTES: Final = 100_000_000
 """The reference implementation's limit."""

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from scoring.names import REFERENCE
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.store import ModelStore, Record, digest_of, sha256_of
+from stages.parts.base.files import digest_of, sha256_of
+from stages.parts.base.store import ModelStore, Record
 
 ACQUIRED: Final = "acquired.json"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")

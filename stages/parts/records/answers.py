@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stages.parts.base.store import KEY_CHARACTERS, ModelStore, Record, digest_of
+from stages.parts.base.files import digest_of
+from stages.parts.base.store import KEY_CHARACTERS, ModelStore, Record
 from stages.parts.machine.hardware import Hardware
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Engine, TaskScore
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-from stages.parts.base.store import ModelStore, Record, exclusive
+from stages.parts.base.files import exclusive
+from stages.parts.base.store import ModelStore, Record
 
 FILE: Final = "drills.json"
 

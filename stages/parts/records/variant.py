@@ -12,8 +12,9 @@ from pydantic import Field
 
 from scoring.capacity.storage import DEFAULT_GROUP_SIZE
 from stages.parts.base.errors import DamagedModel
+from stages.parts.base.files import digest_of
 from stages.parts.base.log import say
-from stages.parts.base.store import ModelStore, Record, digest_of
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.records.acquired import File, difference, files_digest
 
 VARIANT: Final = "variant.json"

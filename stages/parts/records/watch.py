@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Final
 
 from scoring.watch import KEPT, LEARNED, Sample, Signal, Watch
-from stages.parts.base.store import ModelStore, Record, exclusive
+from stages.parts.base.files import exclusive
+from stages.parts.base.store import ModelStore, Record
 
 FILE: Final = "watch.json"
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, BaseModel
 
-from stages.parts.base.store import ModelStore, Record, files_in
+from stages.parts.base.files import files_in
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.model.adapter import adapters_in
 from stages.parts.records.rollout import under_way
 from stages.parts.records.variant import VARIANT, Variant

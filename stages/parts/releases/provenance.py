@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import NotTrusted
-from stages.parts.base.store import sha256_of, write_json
+from stages.parts.base.files import sha256_of, write_json
 from stages.parts.model.adapter import FOLDER
 from stages.parts.model.hub import COMMIT
 from stages.parts.records.acquired import Acquired

@@ -30,12 +30,8 @@ from pydantic import ValidationError
 
 from scoring.names import PRODUCTION
 from stages.parts.base.errors import DamagedModel, UnknownName
-from stages.parts.base.notify import register
-from stages.parts.base.program import RUN_VARIABLE
-from stages.parts.base.store import (
-    ModelStore,
+from stages.parts.base.files import (
     Placement,
-    Record,
     content_of,
     from_json,
     fsync,
@@ -44,6 +40,9 @@ from stages.parts.base.store import (
     write_json,
     write_text,
 )
+from stages.parts.base.notify import register
+from stages.parts.base.program import RUN_VARIABLE
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.model.adapter import FOLDER
 from stages.parts.records.acquired import ACQUIRED, Acquired, read_intact
 from stages.parts.records.evaluation import Evaluation, Probe

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.parts.base.errors import ConfigError, NotTrusted
+from stages.parts.base.files import beside, fsync
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import beside, fsync
 from stages.parts.releases.provenance import check_origin
 
 SIGNATURE: Final = "model.sig"

@@ -20,7 +20,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stages.parts.base.errors import ConfigError, DamagedModel
-from stages.parts.base.store import ModelStore, sha256_of, write_text
+from stages.parts.base.files import sha256_of, write_text
+from stages.parts.base.store import ModelStore
 from stages.parts.records.answers import KeptAnswers, all_answers, answers_paths
 from stages.parts.records.evaluation import Evaluation
 

@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 from scoring.units import MIB
 from stages.parts.base.errors import ConfigError, UnusableModel
+from stages.parts.base.files import write_json
 from stages.parts.base.formats import FORMATS
 from stages.parts.base.program import without_secrets
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import write_json
 from stages.parts.machine.environment import engine_of, installed, user_cache
 from stages.parts.machine.hardware import compute_capability, core_parts, cpu_dtype, gpu_ids, gpus, hardware, processor
 from stages.parts.model.adapter import CONFIG, WEIGHTS, changed_layers, max_lora_rank

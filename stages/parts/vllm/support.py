@@ -18,10 +18,10 @@ from scoring.capacity.families import FAMILIES, read_architecture
 from scoring.capacity.reader import EXPERTS, EXPERTS_PER_TOKEN
 from scoring.names import REFERENCE
 from stages.parts.base.errors import NotInstalled, UnusableModel
+from stages.parts.base.files import digest_of
 from stages.parts.base.formats import why_failed
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import digest_of
 from stages.parts.machine.environment import engine_of, installed
 from stages.parts.machine.hardware import cpu_dtype, hardware, processor
 from stages.parts.model.adapter import Adapter, max_lora_rank

@@ -22,7 +22,8 @@ from typing import Final
 
 from scoring.units import GIB
 from stages.parts.base.errors import AccessDenied, ConfigError, Conflict, NotInstalled, TransientError
-from stages.parts.base.store import digest_of, directory_name
+from stages.parts.base.files import digest_of
+from stages.parts.base.store import directory_name
 from stages.parts.cluster.api import Absent
 from stages.parts.cluster.kinds import DEPLOYMENTS, Kind, Object
 from stages.parts.releases.pinned import weights_bytes

@@ -14,9 +14,10 @@ from datetime import datetime
 from typing import Final
 
 from stages.parts.base.errors import Conflict, DrillFailed, NothingToServe, SlipwayError, TransientError
+from stages.parts.base.files import exclusive
 from stages.parts.base.log import say
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, Record, exclusive
+from stages.parts.base.store import ModelStore, Record
 from stages.parts.cluster.api import Cluster
 from stages.parts.records.drills import Answers
 from stages.parts.records.rollout import LOCK, Act, under_way

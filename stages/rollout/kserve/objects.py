@@ -18,9 +18,10 @@ from typing import Final
 
 from scoring.units import GIB, MIB
 from stages.parts.base.errors import ConfigError
+from stages.parts.base.files import digest_of
 from stages.parts.base.serving_settings import AskedServing, Serving
 from stages.parts.base.settings import read_yaml
-from stages.parts.base.store import ModelStore, digest_of, directory_name
+from stages.parts.base.store import ModelStore, directory_name
 from stages.parts.base.templates import rendered
 from stages.parts.cluster.kinds import Kind, Object
 from stages.parts.cluster.nodes import quantity

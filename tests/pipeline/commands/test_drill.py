@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import ConfigError, DrillFailed, Interrupted
-from stages.parts.base.store import ModelStore, swap_link
+from stages.parts.base.files import swap_link
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import SERVERS, endpoint
 from stages.parts.endpoint.envoy import ROUTER, Admin
 from stages.parts.records.drills import Drill, drilled

@@ -15,7 +15,8 @@ from pipeline.upkeep import backup
 from pipeline.upkeep.backup import MANIFEST, RETURNING, STORE, UNFINISHED, back_up, restore
 from pipeline.upkeep.checking import Digests, check
 from stages.parts.base.errors import Busy, ConfigError, DamagedModel, NotEnoughSpace
-from stages.parts.base.store import ModelStore, exclusive, swap_link
+from stages.parts.base.files import exclusive, swap_link
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import clients, database
 from stages.parts.releases.release import current_release
 from stages.select.verify import verify

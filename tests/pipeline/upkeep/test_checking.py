@@ -13,7 +13,8 @@ from pipeline.upkeep import checking
 from pipeline.upkeep.checking import Checked, Digests, check
 from pipeline.upkeep.contents import models_in, space
 from stages.parts.base.errors import ConfigError, UnknownName
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.files import exclusive
+from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import SAMPLES_SUFFIX
 from stages.parts.records.variant import VARIANT
 from stages.parts.releases.release import current_release

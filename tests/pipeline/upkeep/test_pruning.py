@@ -12,7 +12,8 @@ import pytest
 from pipeline.local.folder import LOCK
 from pipeline.upkeep.pruning import prune
 from stages.parts.base.errors import Busy, ConfigError
-from stages.parts.base.store import ModelStore, exclusive, swap_link, write_json
+from stages.parts.base.files import exclusive, swap_link, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import WANTED, Wanted
 from stages.parts.records.rollout import LOCK as ROLLOUT_LOCK
 from stages.parts.releases.release import METRICS, Move, Split, remember

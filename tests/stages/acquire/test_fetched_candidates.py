@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import UnusableModel
+from stages.parts.base.files import canonical_json
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import ModelStore, canonical_json
+from stages.parts.base.store import ModelStore
 from stages.parts.model.candidates import CandidateCheckpoint, Candidates, compare, names_of, with_candidates
 from stages.parts.model.description import describe_model
 from stages.parts.records.variant import VARIANT, Variant

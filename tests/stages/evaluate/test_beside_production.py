@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.parts.base.files import write_json
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.environment import engine_of
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, read_variant

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from stages.parts.base.files import place_tree
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, place_tree
+from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import machine_of
 from stages.parts.records.production import Production
 from stages.parts.releases.pinned import pinned

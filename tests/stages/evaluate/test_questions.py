@@ -21,7 +21,7 @@ from stages.evaluate.questions.instructions import MIXED
 from stages.evaluate.questions.question import DATA, Served
 from stages.evaluate.questions.requests import SEED, Function, drawn, same, without_fence, written_calls
 from stages.parts.base.errors import ServerFailed
-from stages.parts.base.store import digest_of
+from stages.parts.base.files import digest_of
 from stages.parts.model.corpora import read_documents
 from stages.parts.samples.evidence import Measured, gates_of
 from stages.parts.samples.lines import AccuracyItem, PerplexityItem, Samples

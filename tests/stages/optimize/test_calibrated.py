@@ -20,9 +20,10 @@ from stages.optimize.base_model import read_base
 from stages.optimize.ensure import identify, verify
 from stages.optimize.rounded import preset, quantized_weights
 from stages.parts.base.errors import ConfigError, QuantizationFailed
+from stages.parts.base.files import digest_of
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.environment import LLM_COMPRESSOR
 from stages.parts.machine.hardware import processor
 from stages.parts.model.published import format_of

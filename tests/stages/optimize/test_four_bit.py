@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from stages.optimize.base_model import read_base
 from stages.optimize.ensure import ensure, identify, verify
 from stages.parts.base.errors import ConfigError, NotInstalled, QuantizationFailed
+from stages.parts.base.files import digest_of
 from stages.parts.base.optimize_settings import Optimize
-from stages.parts.base.store import ModelStore, digest_of
+from stages.parts.base.store import ModelStore
 from stages.parts.machine.hardware import GPUS_VARIABLE, LIMIT, Processor
 from tests.stages.optimize.tiny import ROOT, acquire, command, environment, llama, optimize, publish, variant
 

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from stages.parts.base.errors import Conflict, ServerFailed, TransientError
+from stages.parts.base.files import write_json
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import write_json
 from stages.parts.records.rollout import LOCAL, Counters
 from stages.parts.releases.release import Split
 from stages.parts.vllm.client import http

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stages.parts.base.files import swap_link, write_json
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import ModelStore, swap_link, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.releases import release as releases
 from stages.rollout.state_machine import roll_out
 from tests.serving import REPOSITORY

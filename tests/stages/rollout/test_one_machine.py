@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from stages.parts.base.errors import ConfigError, Conflict, Degraded, ServerFailed, TransientError
+from stages.parts.base.files import write_json
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import STORE_VARIABLE, ModelStore, write_json
+from stages.parts.base.store import STORE_VARIABLE, ModelStore
 from stages.parts.base.workload import Workload
 from stages.parts.endpoint.endpoint import API_KEY_VARIABLE, SERVERS, WANTED, Endpoint, Wanted, endpoint, stop
 from stages.parts.endpoint.envoy import ROUTER, Admin

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
+from stages.parts.base.files import write_json
 from stages.parts.base.rollout_settings import Rollout
-from stages.parts.base.store import write_json
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.rollout import journal_path, read_journal
 from stages.parts.releases import release as releases

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.parts.base.files import swap_link
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
-from stages.parts.base.store import ModelStore, swap_link
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import endpoint
 from stages.parts.records.rollout import read_journal
 from stages.parts.releases import release as releases

@@ -13,10 +13,11 @@ from scoring.constraints import AtLeast, Constraints
 from scoring.criteria import Weights
 from scoring.profile import Profile
 from stages.parts.base.errors import DamagedModel, Incomplete, NoWinner
+from stages.parts.base.files import place, sha256_of
 from stages.parts.base.formats import quantized_formats
 from stages.parts.base.optimize_settings import Optimize
 from stages.parts.base.program import outcomes
-from stages.parts.base.store import ModelStore, place, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Evaluation
 from stages.parts.records.production import Production
 from stages.parts.records.variant import VARIANT, Variant

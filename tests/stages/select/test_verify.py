@@ -9,7 +9,8 @@ import pytest
 
 from scoring.profile import Profile
 from stages.parts.base.errors import MissingRun, NoWinner
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.files import write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.records.acquired import ACQUIRED, Acquired
 from stages.parts.records.evaluation import SAMPLES_SUFFIX, Capacity, Evaluation
 from stages.parts.records.production import RULES, Price

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stages.parts.base.store import ModelStore, exclusive
+from stages.parts.base.files import exclusive
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import WANTED, Endpoint, Wanted, endpoint
 from stages.parts.records.rollout import LOCK
 from stages.parts.releases.release import METRICS, history

@@ -24,9 +24,10 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from stages.parts.base.errors import Interrupted, ServerFailed
+from stages.parts.base.files import write_json
 from stages.parts.base.program import OUTPUTS_VARIABLE, RUN_VARIABLE, outcomes
 from stages.parts.base.serving_settings import Serving
-from stages.parts.base.store import ModelStore, write_json
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint import supervised_server
 from stages.parts.endpoint.clients import OWN, UNATTRIBUTED
 from stages.parts.endpoint.endpoint import WANTED, Endpoint, Wanted, endpoint

@@ -17,7 +17,8 @@ import openai
 import psutil
 import pytest
 
-from stages.parts.base.store import ModelStore, holder
+from stages.parts.base.files import holder
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.activity import ActivityReader
 from stages.parts.endpoint.clients import Client, add
 from stages.parts.endpoint.database import opened

@@ -19,22 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.parts.base.errors import Busy, ConfigError, InvalidName, NotEnoughSpace, NotWritable, of_disk
-from stages.parts.base.store import (
+from stages.parts.base.files import (
     LEFT_S,
-    ModelStore,
     digest_of,
-    directory_name,
     end_holder,
     exclusive,
     place,
     place_tree,
     safe_relative,
     sha256_of,
-    store_root,
     swap_link,
     write_json,
     write_text,
 )
+from stages.parts.base.store import ModelStore, directory_name, store_root
 
 ROOT = Path(__file__).parents[4]
 TARGETS = ("base", "optimized/fp16")
@@ -58,7 +56,9 @@ def other_volume(tmp_path: Path) -> Iterator[Path]:
 
 
 def start(program: str, *arguments: object) -> subprocess.Popen[str]:
-    prelude = "import pathlib, sys, time; from stages.parts.base.store import *\n"
+    prelude = (
+        "import pathlib, sys, time; from stages.parts.base.files import *; from stages.parts.base.store import *\n"
+    )
     prelude += "store = ModelStore(pathlib.Path(sys.argv[1]), 'org/tiny')\n"
     command = [sys.executable, "-c", prelude + program, *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

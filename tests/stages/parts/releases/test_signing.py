@@ -22,8 +22,9 @@ from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 from pipeline.upkeep.checking import Digests, check
 from scoring.profile import Profile
 from stages.parts.base.errors import ConfigError, NotTrusted
+from stages.parts.base.files import sha256_of
 from stages.parts.base.serving_settings import AskedServing
-from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.endpoint.endpoint import SERVERS, endpoint, stop
 from stages.parts.releases.listing import catalogue
 from stages.parts.releases.provenance import BOM, PROVENANCE

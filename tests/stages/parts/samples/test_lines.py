@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import DamagedModel
-from stages.parts.base.store import ModelStore, sha256_of
+from stages.parts.base.files import sha256_of
+from stages.parts.base.store import ModelStore
 from stages.parts.records.evaluation import Evaluation
 from stages.parts.samples.figures import load_of, task_score
 from stages.parts.samples.lines import (
