@@ -47,7 +47,7 @@ class Look(Sample, Record):
     def verdict(self) -> str:
         if self.alarms:
             return f"alarm: {', '.join(self.alarms)}"
-        return "sound" if self.learned else "sound, still learning what is usual"
+        return "no alarm" if self.learned else "no alarm, still learning what is usual"
 
 
 class Looks(Record):

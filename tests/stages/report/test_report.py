@@ -224,7 +224,7 @@ def test_what_was_seen_of_the_release_in_production_is_in_the_report_of_its_run(
     renew(store, release)
     page = Page(path.with_name(HTML).read_text())
     assert " alarm: answers. agreement 0.5000, 0 of 200 requests failed" in page.text
-    assert page.text.count("its server was restarted") == page.text.count(" sound. agreement 1.0000") == 1
+    assert page.text.count("its server was restarted") == page.text.count(" no alarm. agreement 1.0000") == 1
     state = RunState(name=RUN, workflow="slipway", phase="Succeeded", arguments={"model": MODEL}, nodes=[])
     shown = LocalRun(store.run(RUN), state).show()
     assert len(shown.document["report"]["watched"]) == 2

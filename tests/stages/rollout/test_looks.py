@@ -69,7 +69,7 @@ def test_a_sound_endpoint_stays_sound(stage: Stage) -> None:
     usual(stage)
     looks = [looked(stage) for _ in range(4)]
     assert [each.alarms for each in looks] == [()] * 4
-    assert all(each.learned and each.verdict == "sound" for each in looks)
+    assert all(each.learned and each.verdict == "no alarm" for each in looks)
     assert looks[-1].agreement == pytest.approx(1)
     assert looks[-1].context == looks[-1].promised == 4096
     assert looks[-1].failed == 0
@@ -92,7 +92,7 @@ def test_what_another_release_showed_or_was_seen_before_the_last_move_is_not_usu
     stage.served(**QUICK)
     old = looked(stage).model_copy(update={"at": datetime(2020, 1, 1, tzinfo=UTC)})
     Looks(looks=(old,) * 30).write(stage.store.path / FILE)
-    assert looked(stage).verdict == "sound, still learning what is usual"
+    assert looked(stage).verdict == "no alarm, still learning what is usual"
 
 
 def test_nothing_is_looked_at_while_another_release_is_tried(stage: Stage) -> None:

@@ -614,7 +614,7 @@ def test_watch_ends_with_47_at_an_alarm_notifies_once_and_rolls_back(place: Plac
 
         sound = watched("--once")
         assert sound.returncode == 0, sound.stderr
-        assert f"{new}: sound, still learning what is usual\n" in sound.stdout
+        assert f"{new}: no alarm, still learning what is usual\n" in sound.stdout
         (first,) = seen(place.store).looks
         longer = first.model_copy(update={"context": 2048})
         broken = first.model_copy(update={"promised": 2048})
