@@ -197,6 +197,7 @@ def test_no_replica_and_a_watch_that_gets_no_answer(place: Place, watched: Watch
     def scale(replicas: int, name: str, namespace: str | None = None) -> None:
         place.cluster.merge(DEPLOYMENTS, name, {"spec": {"replicas": replicas}}, namespace)
 
+    place.until(lambda: watched.data("slipway_endpoint:replicas_available:sum > 0"), 300)
     scale(0, *controller)  # it would start replicas again and again
     try:
         for each in serving:
