@@ -218,7 +218,7 @@ def end_holder(lock: Path, pid: int, what: str) -> None:
     """Ask the process that holds a lock to end (SIGTERM). Raises: ConfigError: it runs on another host, and the process
     with its id on this one is another; PermissionError."""
     files = [lock.resolve()]
-    with contextlib.suppress(psutil.AccessDenied):
+    with contextlib.suppress(psutil.AccessDenied, psutil.NoSuchProcess):
         files = [Path(file.path) for file in psutil.Process(pid).open_files()] if psutil.pid_exists(pid) else []
     if lock.resolve() in files:
         with contextlib.suppress(ProcessLookupError):
