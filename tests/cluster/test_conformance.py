@@ -487,6 +487,9 @@ def test_an_upgrade_underneath_drops_nothing_and_the_model_moves_to_another_mode
                 "rollout", "move", MODEL, "--mode", mode, "--set", f"kserve.gateway_url={clients.base}"
             )
             assert (moved["release"], moved["mode"], moved["answers"]["failed"]) == (promoted, mode, 0)
+            door = checks(place)["door"]
+            assert door.state == "ok", (mode, door)
+            tell(f"the door in mode {mode}", door.found)
             there_and_back.append(f"{mode} after {moved['seconds']:.0f} s, {moved['answers']['requests']} requests")
     assert set(clients.statuses) == {200}, clients.statuses
     tell("rollout move, there and back", "; ".join(there_and_back))

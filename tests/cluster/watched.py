@@ -54,7 +54,7 @@ def prometheus_operator(cluster: Cluster, path: Path) -> Iterator[None]:
     """Apply the definitions in *path*, and a Prometheus that selects by ``LABELS`` in all namespaces; remove all."""
     if there(cluster, DEFINITIONS, f"{PROMETHEUSES.plural}.{PROMETHEUSES.group}"):
         pytest.skip("has a prometheus-operator, whose objects would go with the definitions")
-    definitions = list(yaml.safe_load_all(path.read_text()))
+    definitions = list(filter(None, yaml.safe_load_all(path.read_text())))
     spec: Object = {}
     for each in ("podMonitor", "rule"):
         spec |= {f"{each}Selector": {"matchLabels": LABELS}, f"{each}NamespaceSelector": {}}
