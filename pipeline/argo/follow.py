@@ -133,7 +133,10 @@ def follow_logs(cluster: Cluster, name: str, task: str) -> Iterator[str]:
     read: set[str] = set()
     for workflow in versions(cluster, WORKFLOWS, name):
         for pod in _pods(cluster, workflow, task):
-            if pod not in read and _started(cluster, pod):
+            if pod in read:
+                continue
+            status = (cluster.find(PODS, pod) or {}).get("status", {})
+            if status.get("phase", "Pending") != "Pending":
                 yield from _lead(len(read))
                 read.add(pod)
                 yield from _to_its_end(cluster, pod)
@@ -165,11 +168,6 @@ def _to_its_end(cluster: Cluster, pod: str) -> Iterator[str]:
 def _without_executor(lines: Iterable[str]) -> Iterator[str]:
     """Leave out the lines of Argo's executor, which runs in the same container."""
     return (line for line in lines if not EXECUTORS.match(line))
-
-
-def _started(cluster: Cluster, pod: str) -> bool:
-    status = (cluster.find(PODS, pod) or {}).get("status", {})
-    return bool(status.get("phase", "Pending") != "Pending")
 
 
 def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
