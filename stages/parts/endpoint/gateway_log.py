@@ -44,11 +44,10 @@ class GatewayServers:
         address = request.server
         if address is None:
             return request
-        if address not in self._in_use:
-            self._in_use[address] = request.release or ""
+        is_new = address not in self._in_use
+        self._in_use[address] = request.release or self._in_use.get(address, "")
+        if is_new:
             self._read(address)
-        else:
-            self._in_use[address] = request.release or self._in_use[address]
         names = [name for start, name in self._starts[address].items() if start <= request.at]
         return request.model_copy(update={"server": names[-1] if names else address})
 
