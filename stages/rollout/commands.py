@@ -124,10 +124,8 @@ def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None)
     current = releases.current_release(store)
     if current and (former := releases.before(store, current)):
         return former
-    raise NothingToServe(
-        f"{store.model} has no release before {current}" if current else f"no release of {store.model} is published",
-        hint=f"slipway releases {store.model}",
-    )
+    text = f"{store.model} has no release before {current}" if current else f"no release of {store.model} is published"
+    raise NothingToServe(text, hint=f"slipway releases {store.model}")
 
 
 def _done_by_runner(store: ModelStore, request: OperatorRequest, done: Callable[[Journal], bool]) -> Journal | None:

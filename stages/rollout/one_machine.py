@@ -93,10 +93,8 @@ class OneMachine:
                 self._restart(running, Wanted(stable=release, replaced=self._replaced()))
             return
         if changed:
-            raise Conflict(
-                f"the endpoint runs with settings other than the present ones: {', '.join(changed)}",
-                hint=self._way_out(running),
-            )
+            text = f"the endpoint runs with settings other than the present ones: {', '.join(changed)}"
+            raise Conflict(text, hint=self._way_out(running))
         if self._replaced():
             raise tried_already(running.release)
         if not fits_twice(self._asked):

@@ -45,10 +45,8 @@ class AppliedObjects:
             return None
         refuse_foreign(kind, service)
         if service["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
-            raise Conflict(
-                f"the {kind.name} {service['metadata']['name']} does not serve {self.endpoint.store.model}",
-                hint="rename or remove it",
-            )
+            text = f"the {kind.name} {service['metadata']['name']} does not serve {self.endpoint.store.model}"
+            raise Conflict(text, hint="rename or remove it")
         return service
 
     def route_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
@@ -153,10 +151,8 @@ def refuse_foreign(kind: Kind, body: Object, *owner: str) -> None:
     """Raise Conflict if a controller, but not that of *owner* (kind, name), looks after the object."""
     for reference in body["metadata"].get("ownerReferences", []):
         if (reference["kind"], reference["name"]) != owner:
-            raise Conflict(
-                f"the {kind.name} {body['metadata']['name']} belongs to the {reference['kind']} {reference['name']}",
-                hint=f"remove or rename that {reference['kind']}; nothing was changed",
-            )
+            text = f"the {kind.name} {body['metadata']['name']} belongs to the {reference['kind']} {reference['name']}"
+            raise Conflict(text, hint=f"remove or rename that {reference['kind']}; nothing was changed")
 
 
 def _only_status_changed(former: Object, present: Object) -> bool:

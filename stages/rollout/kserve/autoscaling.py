@@ -46,10 +46,8 @@ def check_scaling(scaler: Scaler, scaling: Scaling, mode: str) -> None:
     """Raise ConfigError if the cluster can't do what the settings say."""
     own = mode_named(mode).autoscaler
     if scaling.minimum == 0 and not own:
-        raise ConfigError(
-            f"kserve.scaling.minimum is 0: in mode {mode} requests would be answered 503 until a replica has loaded",
-            hint="at least 1; or mode knative, which keeps requests until then",
-        )
+        text = f"kserve.scaling.minimum is 0: in mode {mode} requests would be answered 503 until a replica has loaded"
+        raise ConfigError(text, hint="at least 1; or mode knative, which keeps requests until then")
     if scaling.schedule and (own or scaler.name != "KEDA"):
         why = f"{own} has none" if own else scaler.lacking or "only KEDA has them"
         hint = "floors by the time of the week need KEDA and Prometheus"

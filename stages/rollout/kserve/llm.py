@@ -180,10 +180,8 @@ def check(setup: Setup) -> None:
     if settings.cache_nodes:
         setup.cluster.require(CACHES)
         if setup.config and not setup.config.get("localModel", {}).get("enabled"):
-            raise ConfigError(
-                f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)",
-                hint="set it to true, or leave kserve.llm.cache_nodes empty",
-            )
+            text = f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)"
+            raise ConfigError(text, hint="set it to true, or leave kserve.llm.cache_nodes empty")
     if setup.ingress.get("enableLLMInferenceServiceTLS"):
         raise ConfigError(
             f"KServe expects TLS of LLMInferenceServices (ingress.enableLLMInferenceServiceTLS in "
