@@ -234,11 +234,12 @@ def _reason_to_keep(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: s
     private = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
     if elsewhere and not private:
         return f"Slipway in namespace {elsewhere} needs it"
-    for gateway in cluster.list(GATEWAYS, metadata["namespace"])[0] if kind.name == "EnvoyProxy" else ():
-        reference = gateway["spec"].get("infrastructure", {}).get("parametersRef", {})
-        if (reference.get("kind"), reference.get("name")) == ("EnvoyProxy", metadata["name"]):
-            names_it = f"the Gateway {gateway['metadata']['name']} names it"
-            return f"{names_it}, and routes nothing without it; remove its spec.infrastructure first"
+    if kind.name == "EnvoyProxy":
+        for gateway in cluster.list(GATEWAYS, metadata["namespace"])[0]:
+            reference = gateway["spec"].get("infrastructure", {}).get("parametersRef", {})
+            if (reference.get("kind"), reference.get("name")) == ("EnvoyProxy", metadata["name"]):
+                names_it = f"the Gateway {gateway['metadata']['name']} names it"
+                return f"{names_it}, and routes nothing without it; remove its spec.infrastructure first"
     return ""
 
 
