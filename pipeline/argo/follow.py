@@ -173,8 +173,7 @@ def _without_executor(lines: Iterable[str]) -> Iterator[str]:
 def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
     """Find the pods of a task that still exist, in the order of the attempts."""
     name, nodes = workflow["metadata"]["name"], nodes_of(workflow.get("status", {}))
-    node = nodes.get(f"{name}.{task}")
-    if node is None:
+    if (node := nodes.get(f"{name}.{task}")) is None:
         return []
     pods, _ = cluster.list(PODS, labels=f"workflows.argoproj.io/workflow={name}")
     by_node = {pod["metadata"].get("annotations", {}).get(NODE_ID): pod["metadata"]["name"] for pod in pods}

@@ -179,8 +179,7 @@ def samples_export(model: common.ModelArgument, *, volume: common.VolumeOptions)
     """
     from stages.parts.samples.lines import export_answers
 
-    text = export_answers(volume.of_model(model))
-    if not text:
+    if not (text := export_answers(volume.of_model(model))):
         hint = "a run that measures the reference keeps them: slipway run"
         raise ConfigError(f"no answers of {model} are kept", hint=hint)
     sys.stdout.write(text)

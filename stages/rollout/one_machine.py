@@ -53,8 +53,7 @@ class OneMachine:
         count_own(store)
 
     def split(self) -> Split:
-        running = self._running()
-        if running is None:
+        if (running := self._running()) is None:
             return Split(None)
         room, roles = fits_twice(self._asked), Wanted.read(self._store.path / WANTED)
         if roles and roles.replaced:
@@ -83,8 +82,7 @@ class OneMachine:
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
         one, and one that gets other settings. If it does not come up, the former state is restored."""
-        running = self._running()
-        if running is None:
+        if (running := self._running()) is None:
             endpoints.start(self._store, self._source, self._asked, Wanted(stable=release))
             return
         changed = self.changed_settings(running)
@@ -167,8 +165,7 @@ class OneMachine:
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         """See ``Target``. This returns once it gets no new request; it is removed when its requests have ended."""
-        running = self._running()
-        if running is None:
+        if (running := self._running()) is None:
             return
         with self._wanted() as roles:
             if roles.replaced and roles.stable == release:

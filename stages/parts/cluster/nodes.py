@@ -26,8 +26,7 @@ Amounts: TypeAlias = dict[str, Decimal]
 def quantity(text: str) -> Decimal:
     """Read a Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices; raise
     ConfigError if *text* is none. Source: Kubernetes' resource.Quantity."""
-    match = QUANTITY.fullmatch(text)
-    if not match:
+    if not (match := QUANTITY.fullmatch(text)):
         raise ConfigError(f"{text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")
     number, exponent, suffix = match.groups()
     return Decimal(number + (exponent or "")) * SUFFIXES[suffix or ""]

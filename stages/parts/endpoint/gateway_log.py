@@ -41,8 +41,7 @@ class GatewayServers:
 
     def named(self, request: LoggedRequest) -> LoggedRequest:
         """Give the server that answered its name."""
-        address = request.server
-        if address is None:
+        if (address := request.server) is None:
             return request
         is_new = address not in self._in_use
         self._in_use[address] = request.release or self._in_use.get(address, "")

@@ -311,8 +311,7 @@ class LLMTarget(ServicePerReleaseTarget):
     def _copy_to_nodes(self, release: str) -> None:
         """Wait until the nodes have its weights, at most as long as a server may take to load: KServe starts pods on
         nodes without them, too."""
-        group = self.endpoint.settings.llm.cache_nodes
-        if group is None:
+        if (group := self.endpoint.settings.llm.cache_nodes) is None:
             return
         name = self.service_name(release)
         former = self.cluster.find(CACHES, name)
