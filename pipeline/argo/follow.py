@@ -133,7 +133,10 @@ def follow_logs(cluster: Cluster, name: str, task: str) -> Iterator[str]:
     read: set[str] = set()
     for workflow in versions(cluster, WORKFLOWS, name):
         for pod in _pods(cluster, workflow, task):
-            if pod not in read and _started(cluster, pod):
+            if pod in read:
+                continue
+            status = (cluster.find(PODS, pod) or {}).get("status", {})
+            if status.get("phase", "Pending") != "Pending":
                 yield from _lead(len(read))
                 read.add(pod)
                 yield from _to_its_end(cluster, pod)
@@ -167,16 +170,10 @@ def _without_executor(lines: Iterable[str]) -> Iterator[str]:
     return (line for line in lines if not EXECUTORS.match(line))
 
 
-def _started(cluster: Cluster, pod: str) -> bool:
-    status = (cluster.find(PODS, pod) or {}).get("status", {})
-    return bool(status.get("phase", "Pending") != "Pending")
-
-
 def _pods(cluster: Cluster, workflow: Object, task: str) -> list[str]:
     """Find the pods of a task that still exist, in the order of the attempts."""
     name, nodes = workflow["metadata"]["name"], nodes_of(workflow.get("status", {}))
-    node = nodes.get(f"{name}.{task}")
-    if node is None:
+    if (node := nodes.get(f"{name}.{task}")) is None:
         return []
     pods, _ = cluster.list(PODS, labels=f"workflows.argoproj.io/workflow={name}")
     by_node = {pod["metadata"].get("annotations", {}).get(NODE_ID): pod["metadata"]["name"] for pod in pods}

@@ -228,8 +228,7 @@ def _graph(spec: Object) -> Graph | None:
 
 def explained(message: str, template: Object, node: Object) -> str:
     """*message* of a node of a workflow; a scheduler's one becomes a short sentence."""
-    match = UNSCHEDULABLE.search(message)
-    if match is None:
+    if (match := UNSCHEDULABLE.search(message)) is None:
         return message
     why = REST.sub("", match["why"]).rstrip(". ")
     amounts = requested(template, node)

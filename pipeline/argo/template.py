@@ -42,10 +42,8 @@ def read(cluster: Cluster, name: str) -> Object:
         return cluster.get(TEMPLATES, name)
     except Absent as error:
         cluster.require(TEMPLATES)
-        raise NotInstalled(
-            f"the template {name} is not installed in namespace {cluster.namespace}",
-            hint="slipway install --platform NAME",
-        ) from error
+        text = f"the template {name} is not installed in namespace {cluster.namespace}"
+        raise NotInstalled(text, hint="slipway install --platform NAME") from error
 
 
 def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
@@ -53,10 +51,8 @@ def installed(cluster: Cluster, arguments: Mapping[str, str]) -> Object:
     template = read(cluster, NAME)
     parameters = [parameter["name"] for parameter in template["spec"].get("arguments", {}).get("parameters", [])]
     if lacking := ", ".join(name for name in arguments if name not in parameters):
-        raise NotInstalled(
-            f"the installed template {NAME} is another version's: it has no parameter {lacking}",
-            hint="slipway install --platform NAME",
-        )
+        text = f"the installed template {NAME} is another version's: it has no parameter {lacking}"
+        raise NotInstalled(text, hint="slipway install --platform NAME")
     return template
 
 

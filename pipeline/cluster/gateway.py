@@ -193,11 +193,8 @@ def _not_in_force(cluster: Cluster, documents: list[Object]) -> Iterator[str]:
         elif document["apiVersion"] == ENVOY_GATEWAY:
             ancestors = current.get("status", {}).get("ancestors", [])
             conditions = (condition for ancestor in ancestors for condition in ancestor.get("conditions", []))
-            yield from {
-                f"{title}: {condition.get('message', condition['reason'])}": None
-                for condition in conditions
-                if condition["type"] == "Accepted" and condition["status"] != "True"
-            }
+            refused = (each for each in conditions if each["type"] == "Accepted" and each["status"] != "True")
+            yield from dict.fromkeys(f"{title}: {each.get('message', each['reason'])}" for each in refused)
 
 
 def _without_usage(cluster: Cluster, settings: ClientSettings) -> Finding | None:

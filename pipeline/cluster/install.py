@@ -234,17 +234,12 @@ def _reason_to_keep(cluster: Cluster, kind: Kind, metadata: Object, elsewhere: s
     private = metadata.get("namespace") == cluster.namespace or metadata["name"].endswith(f"-{cluster.namespace}")
     if elsewhere and not private:
         return f"Slipway in namespace {elsewhere} needs it"
-    if kind.name == "EnvoyProxy" and (gateway := _gateway_with(cluster, metadata)):
-        return f"the Gateway {gateway} names it, and routes nothing without it; remove its spec.infrastructure first"
-    return ""
-
-
-def _gateway_with(cluster: Cluster, proxy: Object) -> str:
-    """Find the Gateway that has its proxies made as this EnvoyProxy says; return an empty text if none does."""
-    for gateway in cluster.list(GATEWAYS, proxy["namespace"])[0]:
-        reference = gateway["spec"].get("infrastructure", {}).get("parametersRef", {})
-        if (reference.get("kind"), reference.get("name")) == ("EnvoyProxy", proxy["name"]):
-            return str(gateway["metadata"]["name"])
+    if kind.name == "EnvoyProxy":
+        for gateway in cluster.list(GATEWAYS, metadata["namespace"])[0]:
+            reference = gateway["spec"].get("infrastructure", {}).get("parametersRef", {})
+            if (reference.get("kind"), reference.get("name")) == ("EnvoyProxy", metadata["name"]):
+                names_it = f"the Gateway {gateway['metadata']['name']} names it"
+                return f"{names_it}, and routes nothing without it; remove its spec.infrastructure first"
     return ""
 
 

@@ -66,10 +66,8 @@ def add_client(
 
         if fields := [field for field, value in limits.items() if value]:
             flags = ", ".join(f"--{'model' if field == 'models' else field}" for field in fields)
-            raise ConfigError(
-                f"on a cluster clients.yaml says what a client may do: {flags.replace('_', '-')}",
-                hint="write it there, then: slipway install",
-            )
+            text = f"on a cluster clients.yaml says what a client may do: {flags.replace('_', '-')}"
+            raise ConfigError(text, hint="write it there, then: slipway install")
         key = gateway.add(*_on_cluster(options, where), name)
     else:
         client = parse(clients.Client, {"name": name, "key_sha256": ""} | limits, "slipway clients add")

@@ -179,8 +179,7 @@ def samples_export(model: common.ModelArgument, *, volume: common.VolumeOptions)
     """
     from stages.parts.samples.lines import export_answers
 
-    text = export_answers(volume.of_model(model))
-    if not text:
+    if not (text := export_answers(volume.of_model(model))):
         hint = "a run that measures the reference keeps them: slipway run"
         raise ConfigError(f"no answers of {model} are kept", hint=hint)
     sys.stdout.write(text)
@@ -270,18 +269,13 @@ def _verified(run: str, verdict: Verification) -> str:
 def _comparison(first: str, second: str, comparison: RunComparison) -> Any:
     from rich.console import Group
 
-    settings = plain_table("Setting", first, second)
-    for setting in comparison.settings:
-        settings.add_row(setting.what, setting.before, setting.after)
+    rows = ((each.what, each.before, each.after) for each in comparison.settings)
+    settings = plain_table("Setting", first, second, rows=rows)
     metrics = plain_table("Variant", "Metric", first, second, "Change")
     for change in comparison.metrics:
         share = f"{change.change:+.1%}" if change.change is not None else "–"
-        metrics.add_row(
-            change.variant,
-            change.metric,
-            shown(change.metric, change.before),
-            shown(change.metric, change.after),
-            f"{share} (within noise)" if change.beyond_noise is False else share,
-        )
+        share += " (within noise)" if change.beyond_noise is False else ""
+        values = (shown(change.metric, value) for value in (change.before, change.after))
+        metrics.add_row(change.variant, change.metric, *values, share)
     lead = [settings] if comparison.settings else ["settings, versions and hardware are the same"]
     return Group(*lead, "", metrics, "", *comparison.notes, "", *comparison.winners)

@@ -209,8 +209,5 @@ def _figures(analysis: Analysis) -> Any:
 def _cell(check: CanaryCheck, value: float | None) -> str:
     if value is None:
         return "–"
-    if check.unit == "share":
-        return f"{value:.1%}"
-    if check.unit == "agreement":
-        return f"{value:.3f}"
-    return f"{value:.1f} {check.unit}" if check.unit else f"{value:.0f}"
+    by_unit = {"share": f"{value:.1%}", "agreement": f"{value:.3f}", "": f"{value:.0f}"}
+    return by_unit.get(check.unit, f"{value:.1f} {check.unit}")

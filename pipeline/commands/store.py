@@ -149,16 +149,14 @@ def _removed(pruned: Pruned, dry_run: bool) -> str:
         return f"{pruned.model}: nothing to remove: {len(pruned.kept)} releases are kept"
     removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     text = f"{pruned.model}: {removed} {', '.join(lists)}; {readable(pruned.freed_bytes)} {freed}"
-    shared = pruned.removed_bytes - pruned.freed_bytes
-    return text + (
-        f", {readable(shared)} remain, because variants or other releases link to the same files" if shared else ""
-    )
+    if shared := pruned.removed_bytes - pruned.freed_bytes:
+        text += f", {readable(shared)} remain, because variants or other releases link to the same files"
+    return text
 
 
 def _checked(result: Checked) -> list[str]:
-    lines = [
-        f"{result.model}: {readable(result.size_bytes)} in {result.files} files read; {len(result.damaged)} damaged"
-    ]
+    read = f"{readable(result.size_bytes)} in {result.files} files read"
+    lines = [f"{result.model}: {read}; {len(result.damaged)} damaged"]
     for damage in result.damaged:
         lines.append(f"  {' = '.join(damage.paths)}: {damage.problem}")
         lines += [f"    part of {release}" for release in damage.releases]

@@ -91,10 +91,8 @@ def optional_secret(variable: str) -> str | None:
         return None
     value = value.removesuffix("\n")
     if len(value) < SHORTEST or not all("!" <= character <= "~" for character in value):
-        raise ConfigError(
-            f"the secret of {variable} must be at least {SHORTEST} visible ASCII characters",
-            hint="make one with: openssl rand -hex 32",
-        )
+        text = f"the secret of {variable} must be at least {SHORTEST} visible ASCII characters"
+        raise ConfigError(text, hint="make one with: openssl rand -hex 32")
     return value
 
 

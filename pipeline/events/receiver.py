@@ -187,9 +187,8 @@ def serve(
     secrets = {name: value for name, provider in PROVIDERS.items() if (value := optional_secret(provider.variable))}
     if not secrets:
         variables = " and ".join(provider.variable for provider in PROVIDERS.values())
-        raise ConfigError(
-            f"no provider's secret is set: {variables} are empty", hint="set one of them, or with _FILE a file"
-        )
+        text = f"no provider's secret is set: {variables} are empty"
+        raise ConfigError(text, hint="set one of them, or with _FILE a file")
     forwarder = Forwarder(forward_to, secret(TOKEN_VARIABLE), patience_s)
     admission = PushAdmission(allowed, per_hour, ForwardedPushes(memory))
     config = uvicorn.Config(

@@ -136,8 +136,7 @@ class Attempt:
                 return self._failed(status, f"it succeeded, but wrote no output {name!r} to {path}")
         if status == 0:
             return Ended(self._task, status, outputs)
-        failure = StageFailure.read(self._failure, status)
-        if failure:
+        if failure := StageFailure.read(self._failure, status):
             return self._failed(status, failure.message, failure.hint, outputs)
         # A program that left no document is explained by its exit status and the last line of its log.
         said = (SIGNALS.get(status, f"exit code {status}"), last_line(self._log, self._log_start))

@@ -97,8 +97,7 @@ class _Parser:
         quoted = "" if self.dialect == "depends" else f"{QUOTED}|"
         token, at = re.compile(rf"\s*({SYMBOLS}|{quoted}{WORDS[self.dialect]})\s*"), 0
         while at < len(self.text):
-            match = token.match(self.text, at)
-            if not match:
+            if not (match := token.match(self.text, at)):
                 hint = "; put texts in quotes" if quoted else ""
                 raise self.mistake(f"{self.text[at:]!r} can't be read{hint}")
             yield match[1]
@@ -119,8 +118,7 @@ class _Parser:
         left = self._operand()
         if self.dialect == "depends":
             return left
-        operation = next(filter(self._take, COMPARISONS), None)
-        if operation is None:
+        if (operation := next(filter(self._take, COMPARISONS), None)) is None:
             raise self.mistake(f"a comparison ({', '.join(COMPARISONS)}) is missing after {left.text!r}")
         comparison = TextComparison(left, operation, self._operand())
         if operation == "matches":

@@ -56,8 +56,7 @@ class Lines:
             if self._is_new(node.name, phase, node.message):
                 self._say(run, node.name, phase, run.message_of(node), node.seconds if node.finished else None)
                 if node.hint:
-                    self._stream.write(f"         hint: {node.hint}\n")
-                    self._stream.flush()
+                    print(f"         hint: {node.hint}", file=self._stream, flush=True)
 
     def _is_new(self, name: str, phase: str, message: str) -> bool:
         former, self._shown[name] = self._shown.get(name, ("Pending", "")), (phase, message)
@@ -67,8 +66,7 @@ class Lines:
         width = max(len(title) for title in (run.name, *(node.name for node in run.nodes)))
         took = "" if seconds is None else duration(seconds)
         line = "  ".join(part for part in (f"{name:<{width}}", f"{phase:<9}", took, message) if part)
-        self._stream.write(f"{datetime.now().astimezone():%H:%M:%S} {line.rstrip()}\n")
-        self._stream.flush()
+        print(f"{datetime.now().astimezone():%H:%M:%S} {line.rstrip()}", file=self._stream, flush=True)
 
 
 class Tree:
@@ -76,8 +74,8 @@ class Tree:
 
     def __init__(self, console: Console, run_dir: Path) -> None:
         self._console, self._run_dir = console, run_dir
+        self._run: RunState
         self._live: Live | None = None
-        self._run: RunState | None = None
 
     def changed(self, run: RunState) -> None:
         from rich.live import Live
@@ -97,8 +95,6 @@ class Tree:
         from rich.tree import Tree as RichTree
 
         run = self._run
-        if run is None:
-            return ""
         style = {"Succeeded": "green", "Running": "cyan", "Pending": "yellow"}.get(run.phase, "red")
         title = Text.assemble((run.name, "bold"), "  ", (run.phase, style), "  ", duration(run.seconds or 0.0))
         if run.message:

@@ -114,9 +114,8 @@ def restore(root: Path, source: Path, model: str | None = None) -> Backup:
             _copy(source / STORE, work, folders, of_store)
             if wrong := sorted(_digests(work, Digests()).items() ^ chosen.items()):
                 shutil.rmtree(work)
-                raise DamagedModel(
-                    f"{source / STORE / wrong[0][0]} is not what was backed up", hint="use another backup"
-                )
+                text = f"{source / STORE / wrong[0][0]} is not what was backed up"
+                raise DamagedModel(text, hint="use another backup")
             backup.write(work / MANIFEST)
             fsync_tree(work)
         for name in of_store:

@@ -234,11 +234,9 @@ def left_out(model: Architecture, storage: Storage, tensor_parallel_size: int) -
 
 def surely_fits(fitted: Fit, settings: MemorySettings) -> bool:
     """Whether it still fits with ``settings.context`` if more memory is taken than was estimated."""
-    return (
-        not fitted.reasons
-        and fitted.cache is not None
-        and fitted.cache.longest(_spare(fitted, settings)) >= settings.context
-    )
+    if fitted.reasons or fitted.cache is None:
+        return False
+    return fitted.cache.longest(_spare(fitted, settings)) >= settings.context
 
 
 def certain_reasons(fitted: Fit, settings: MemorySettings) -> tuple[str, ...]:

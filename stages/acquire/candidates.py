@@ -36,8 +36,7 @@ def fetch(store: ModelStore, candidates: Candidates) -> None:
         NothingToServe: the model was not acquired yet.
         SlipwayError: one failed; raised after the others were tried, first what may pass.
     """
-    base = Acquired.read(store.base / ACQUIRED)
-    if base is None:
+    if (base := Acquired.read(store.base / ACQUIRED)) is None:
         raise NothingToServe(f"the store has no base/{ACQUIRED} of {store.model}", hint="run acquire first")
     failures: list[SlipwayError] = []
     for candidate in candidates.root:

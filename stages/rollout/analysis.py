@@ -242,7 +242,8 @@ def _within_limit(
         "ttft": (settings.ttft_ratio, settings.ttft_slack_ms, "time to first token"),
         "tpot": (settings.tpot_ratio, settings.tpot_slack_ms, "time per output token"),
     }[name]
-    canary_ms, stable_ms = _ms(typical_s(compared.canary)), _ms(typical_s(compared.stable))
+    typical = map(typical_s, (compared.canary, compared.stable))
+    canary_ms, stable_ms = (None if each_s is None else each_s * MS for each_s in typical)
     limit_ms = None
     if stable_ms is not None:
         strict_ms = stable_ms * slower + slack_ms
@@ -276,10 +277,6 @@ def _verdict(checks: list[CanaryCheck], good: str) -> tuple[Literal["promote", "
         few = checks[0].verdict == "unclear"  # with too few requests, the other checks can't be clear
         return "inconclusive", unclear[0] if few else "; ".join(unclear)
     return "promote", good
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * MS
 
 
 def _shown(value_ms: float | None) -> str:

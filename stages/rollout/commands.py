@@ -29,8 +29,7 @@ def promote(store: ModelStore, target: Target) -> Journal:
     """Approve the rollout under way and do not wait for time to pass: in the process that runs it, or here to its end.
     The evidence required of the canary stays the same. Raises NothingToServe if no rollout is under way, RolledBack if
     the canary turned out to be worse."""
-    journal = under_way(store)
-    if journal is None:
+    if (journal := under_way(store)) is None:
         hint = f"start one: slipway rollout start {store.model}"
         raise NothingToServe(f"no rollout of {store.model} is under way", hint=hint)
     request = OperatorRequest(id=journal.id, action="promote", reason="approved by a person", by=target.who())
@@ -61,8 +60,7 @@ def abort(store: ModelStore, target: Target, reason: str = "given up by a person
     """Give up the rollout under way: all traffic goes back to the stable release, and the canary is removed. A canary
     that the platform tries without a rollout is removed, too. Returns the release that was given up; None if nothing
     was under way. Raises Conflict if it is promoted already, at least on the platform, and stays."""
-    journal = under_way(store)
-    if journal is None:
+    if (journal := under_way(store)) is None:
         if stray := target.split().canary:
             target.withdraw(stray)
         return stray
@@ -124,10 +122,8 @@ def _earlier_release(store: ModelStore, journal: Journal | None, to: str | None)
     current = releases.current_release(store)
     if current and (former := releases.before(store, current)):
         return former
-    raise NothingToServe(
-        f"{store.model} has no release before {current}" if current else f"no release of {store.model} is published",
-        hint=f"slipway releases {store.model}",
-    )
+    text = f"{store.model} has no release before {current}" if current else f"no release of {store.model} is published"
+    raise NothingToServe(text, hint=f"slipway releases {store.model}")
 
 
 def _done_by_runner(store: ModelStore, request: OperatorRequest, done: Callable[[Journal], bool]) -> Journal | None:

@@ -80,8 +80,7 @@ def responds(store: ModelStore, target: Target, release: str, stable: str | None
 def agreement(store: ModelStore, target: Target, release: str) -> float | None:
     """Compare its answers with the recorded ones that it carries: 0–1, or None if it carries none. Raises ServerFailed
     if its reply is not a valid answer."""
-    recorded = releases.probes(store, release)
-    if not recorded:
+    if not (recorded := releases.probes(store, release)):
         return None
     agreed = check_probes(Access(target.url(release), store.model, api_key()), recorded)
     return agreed if math.isfinite(agreed) else 0.0

@@ -53,8 +53,7 @@ class OneMachine:
         count_own(store)
 
     def split(self) -> Split:
-        running = self._running()
-        if running is None:
+        if (running := self._running()) is None:
             return Split(None)
         room, roles = fits_twice(self._asked), Wanted.read(self._store.path / WANTED)
         if roles and roles.replaced:
@@ -83,8 +82,7 @@ class OneMachine:
     def deploy(self, release: str) -> None:
         """See ``Target``. Unlike a canary, these are waited for: the first release, one that has to replace the stable
         one, and one that gets other settings. If it does not come up, the former state is restored."""
-        running = self._running()
-        if running is None:
+        if (running := self._running()) is None:
             endpoints.start(self._store, self._source, self._asked, Wanted(stable=release))
             return
         changed = self.changed_settings(running)
@@ -93,10 +91,8 @@ class OneMachine:
                 self._restart(running, Wanted(stable=release, replaced=self._replaced()))
             return
         if changed:
-            raise Conflict(
-                f"the endpoint runs with settings other than the present ones: {', '.join(changed)}",
-                hint=self._way_out(running),
-            )
+            text = f"the endpoint runs with settings other than the present ones: {', '.join(changed)}"
+            raise Conflict(text, hint=self._way_out(running))
         if self._replaced():
             raise tried_already(running.release)
         if not fits_twice(self._asked):
@@ -169,8 +165,7 @@ class OneMachine:
 
     def withdraw(self, release: str, *, first: bool = False) -> None:
         """See ``Target``. This returns once it gets no new request; it is removed when its requests have ended."""
-        running = self._running()
-        if running is None:
+        if (running := self._running()) is None:
             return
         with self._wanted() as roles:
             if roles.replaced and roles.stable == release:

@@ -240,15 +240,11 @@ def _scaled(scene: Scene) -> Replicas:
         raise Conflict(f"{canary} is being tried, and gets a part of the load", hint=hint)
     present = scene.target.replicas(release)
     if present.minimum == present.maximum:
-        raise ConfigError(
-            f"{release} has {present.minimum} replicas under any load: its minimum is its maximum",
-            hint="raise kserve.scaling.maximum; slipway rollout start applies it",
-        )
+        text = f"{release} has {present.minimum} replicas under any load: its minimum is its maximum"
+        raise ConfigError(text, hint="raise kserve.scaling.maximum; slipway rollout start applies it")
     if present.running >= present.maximum:
-        raise TransientError(
-            f"{release} has all of its {present.maximum} replicas already, so that none can be added",
-            hint="try again under less load, or raise kserve.scaling.maximum",
-        )
+        text = f"{release} has all of its {present.maximum} replicas already, so that none can be added"
+        raise TransientError(text, hint="try again under less load, or raise kserve.scaling.maximum")
     return present
 
 

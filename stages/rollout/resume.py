@@ -90,8 +90,7 @@ def check_canary(store: ModelStore, split: Split, release: str) -> None:
 
 def check_point(until: str, settings: Rollout) -> None:
     """Raise UnknownName if *until* is not a point of a rollout with these settings."""
-    points = [DEPLOY, *map(str, settings.steps), PROMOTE]
-    check_known("step", until, points)
+    check_known("step", until, [DEPLOY, *map(str, settings.steps), PROMOTE])
 
 
 def reached(journal: Journal, until: str) -> bool:

@@ -26,8 +26,7 @@ Amounts: TypeAlias = dict[str, Decimal]
 def quantity(text: str) -> Decimal:
     """Read a Kubernetes quantity ('500m', '2', '1.5Gi', '1e3') in its base unit: cores, bytes, devices; raise
     ConfigError if *text* is none. Source: Kubernetes' resource.Quantity."""
-    match = QUANTITY.fullmatch(text)
-    if not match:
+    if not (match := QUANTITY.fullmatch(text)):
         raise ConfigError(f"{text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")
     number, exponent, suffix = match.groups()
     return Decimal(number + (exponent or "")) * SUFFIXES[suffix or ""]
@@ -66,17 +65,11 @@ def takes_pods(node: Object) -> bool:
 
 def admits(node: Object, pod: Object) -> bool:
     """Whether a node takes new pods, those with this ``nodeSelector`` and these ``tolerations`` among them."""
-    labels = node["metadata"].get("labels") or {}
-    tolerations = pod.get("tolerations") or []
+    labels, tolerations = node["metadata"].get("labels") or {}, pod.get("tolerations") or []
     selected = (pod.get("nodeSelector") or {}).items() <= labels.items()
-    return (
-        takes_pods(node)
-        and selected
-        and all(
-            taint["effect"] == "PreferNoSchedule" or any(_tolerates(toleration, taint) for toleration in tolerations)
-            for taint in node.get("spec", {}).get("taints") or []
-        )
-    )
+    taints = (taint for taint in node.get("spec", {}).get("taints") or [] if taint["effect"] != "PreferNoSchedule")
+    tolerated = all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in taints)
+    return takes_pods(node) and selected and tolerated
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

@@ -150,8 +150,7 @@ class Door:
 
     def decide(self, authorization: str, request: str, now: float) -> DoorAnswer:
         """Args: request: the id that Envoy gave it."""
-        client = self._client(authorization)
-        if client is None:
+        if (client := self._client(authorization)) is None:
             reason = "the API key is wrong" if authorization else "an API key is required: Authorization: Bearer KEY"
             return DoorAnswer(401, message=reason)
         if client.models and not {self.model, *self.adapters}.intersection(client.models):

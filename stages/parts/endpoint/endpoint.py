@@ -189,8 +189,7 @@ def start(
         child.terminate()
         child.wait()
         raise
-    error = program.StageFailure.read(failure, child.returncode)
-    if error is None:  # it was killed
+    if (error := program.StageFailure.read(failure, child.returncode)) is None:  # it was killed
         raise ServerFailed(f"the endpoint ended: {ServerLog(log).cause()}", hint=f"see {log}")
     raise ServerFailed(error.message, hint=error.hint or f"see {log}")
 

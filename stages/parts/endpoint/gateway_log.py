@@ -41,14 +41,12 @@ class GatewayServers:
 
     def named(self, request: LoggedRequest) -> LoggedRequest:
         """Give the server that answered its name."""
-        address = request.server
-        if address is None:
+        if (address := request.server) is None:
             return request
-        if address not in self._in_use:
-            self._in_use[address] = request.release or ""
+        is_new = address not in self._in_use
+        self._in_use[address] = request.release or self._in_use.get(address, "")
+        if is_new:
             self._read(address)
-        else:
-            self._in_use[address] = request.release or self._in_use[address]
         names = [name for start, name in self._starts[address].items() if start <= request.at]
         return request.model_copy(update={"server": names[-1] if names else address})
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -130,18 +130,18 @@ def keep_importing(take_in: Callable[[], str], ended: threading.Event) -> str:
     return problem
 
 
-class UsageImporter:
-    """Puts into the database what is in an endpoint's log, every few seconds, in a thread of its own: a database that
-    does not answer holds nothing up. Failed imports are retried later; until then the lines stay in their files."""
-
-    def __init__(self, store: ModelStore, url: str) -> None:
-        folder, self._stop = store.path / SERVERS, threading.Event()
-        reopen = functools.partial(Admin(folder).ask, "POST", REOPEN)
-        take_in = functools.partial(import_lines, store.root, url, folder, reopen)
-        self._thread = threading.Thread(target=keep_importing, args=(take_in, self._stop), name="usage", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Take in what there is, and end."""
-        self._stop.set()
-        self._thread.join(LAST_TIMEOUT_S)
+@contextlib.contextmanager
+def importing(store: ModelStore, url: str) -> Iterator[None]:
+    """Put into the database what is in an endpoint's log, every few seconds and at the end of the block, in a thread of
+    its own: a database that does not answer holds nothing up. Failed imports are retried later; until then the lines
+    stay in their files."""
+    folder, ended = store.path / SERVERS, threading.Event()
+    reopen = functools.partial(Admin(folder).ask, "POST", REOPEN)
+    take_in = functools.partial(import_lines, store.root, url, folder, reopen)
+    thread = threading.Thread(target=keep_importing, args=(take_in, ended), name="usage", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(LAST_TIMEOUT_S)

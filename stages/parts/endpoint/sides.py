@@ -41,8 +41,7 @@ def side(client: str, session: str, body: bytes, request: str) -> int:
 def first_messages(body: str) -> str:
     """Take the contents of the messages up to the first one of the user; empty if there are none. Of a body that was
     cut within them, what it has of them counts."""
-    found = MESSAGES.search(body)
-    if found is None:
+    if (found := MESSAGES.search(body)) is None:
         return ""
     place, contents = found.end() + (body[found.end()] == "["), ""
     while (between := BETWEEN.match(body, place)) and not body.startswith("]", place := between.end()):

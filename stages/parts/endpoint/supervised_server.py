@@ -117,9 +117,8 @@ class SupervisedServer:
                 stable = ready_at is not None and time.monotonic() - ready_at > STABLE_S
                 failures, ready_at = 1 if stable else failures + 1, None
                 if failures > CRASHES:
-                    raise ServerFailed(
-                        f"vLLM failed {failures} times in a row; the last failure: {error}", hint=error.hint
-                    ) from error
+                    text = f"vLLM failed {failures} times in a row; the last failure: {error}"
+                    raise ServerFailed(text, hint=error.hint) from error
                 pause_s = pause_before_s(failures)
                 self._enter("down", message=str(error), hint=error.hint)
                 say(f"{self._name}: {error}; restarting it in {pause_s:g} s (failure {failures} in a row)")

@@ -30,7 +30,7 @@ from stages.parts.endpoint import endpoint as endpoints
 from stages.parts.endpoint.database import usage_url
 from stages.parts.endpoint.door import Door
 from stages.parts.endpoint.envoy import Proxy, proxying
-from stages.parts.endpoint.metering import UsageImporter
+from stages.parts.endpoint.metering import importing
 from stages.parts.endpoint.routing import Balance, Routing, routing
 from stages.parts.endpoint.shared import SharedProcess
 from stages.parts.endpoint.supervised_server import CRASHES, FIRST_PAUSE_S, SupervisedServer, failure_of
@@ -76,7 +76,7 @@ def supervise(store: ModelStore, serving: AskedServing) -> NoReturn:
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(reserved_port(serving.host, serving.port))
         supervisor = _Supervisor(store, serving, port)
-        stack.callback(UsageImporter(store, usage_url()).stop)  # after the servers' last readings
+        stack.enter_context(importing(store, usage_url()))  # until after the servers' last readings
         stack.callback(supervisor.stop)
         while True:
             try:

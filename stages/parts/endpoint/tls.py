@@ -29,10 +29,8 @@ class Tls:
             # With a password, an encrypted key is an error; without, it would be asked for.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ValueError) as error:  # also ssl.SSLError
-            raise ConfigError(
-                f"{self.certificate} and {self.key} are no certificate and its key: {error}",
-                hint="see serving.tls_certificate and serving.tls_key",
-            ) from error
+            text = f"{self.certificate} and {self.key} are no certificate and its key: {error}"
+            raise ConfigError(text, hint="see serving.tls_certificate and serving.tls_key") from error
 
     def version(self) -> str:
         """Another one whenever one of the files was changed or replaced. Empty: one of them is missing."""

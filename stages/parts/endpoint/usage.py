@@ -157,15 +157,11 @@ def sums(
     return sorted(totals, key=lambda total: -(total.prompt_tokens + total.output_tokens))
 
 
-def _cost_of(rows: Sequence[Used], price: EndpointPrice | TokenPrices) -> Callable[[Used], float]:
+def _cost_of(rows: Iterable[Used], price: EndpointPrice | TokenPrices) -> Callable[[Used], float]:
+    """Return what tells the cost of a row: that of its tokens, or by what a token or a millisecond costs at its
+    endpoint, or else model."""
     if isinstance(price, TokenPrices):
         return lambda row: price.cost(row.model, row.prompt_tokens or 0, row.output_tokens or 0)
-    rates = _rates(rows, price)
-    return lambda row: rates[row.endpoint or row.model] * row.amount(price.shared_by)
-
-
-def _rates(rows: Iterable[Used], price: EndpointPrice) -> dict[str, float]:
-    """Compute for each endpoint, or else model, what a token or a millisecond costs there."""
     endpoints: dict[str, list[Used]] = defaultdict(list)
     for row in rows:
         endpoints[row.endpoint or row.model].append(row)
@@ -174,7 +170,7 @@ def _rates(rows: Iterable[Used], price: EndpointPrice) -> dict[str, float]:
         hours = (end - min((row.at for row in members if row.at is not None), default=end)) / SECONDS_PER_HOUR
         amount = sum(row.amount(price.shared_by) for row in members)
         rates[endpoint] = price.per_hour * max(0.0, hours) / amount if amount else 0.0
-    return rates
+    return lambda row: rates[row.endpoint or row.model] * row.amount(price.shared_by)
 
 
 def _sum(group: dict[str, Any], rows: Sequence[Used], cost: float | None) -> Sum:

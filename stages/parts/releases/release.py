@@ -175,8 +175,7 @@ def finish(store: ModelStore) -> Move | None:
     """Finish a move without a rollout whose process was interrupted, and return it. It is forgotten if other moves were
     made since. The caller knows that nothing is served."""
     path = store.path / UNFINISHED
-    move = Move.read_if_intact(path)
-    if move is None:
+    if (move := Move.read_if_intact(path)) is None:
         return None
     is_last = all(other.id == move.id or other.started_at < move.started_at for other in history(store))
     if is_last and (store.releases / move.release).is_dir():
@@ -206,8 +205,7 @@ def move_at_once(store: ModelStore, kind: MoveKind, release: str, before: str | 
 
 def promote(store: ModelStore, release: str) -> None:
     """Make *release* production: first its reasons, then the link. This may be repeated."""
-    metrics = _reasons(store, release)
-    if metrics is None:
+    if (metrics := _reasons(store, release)) is None:
         store.production_metrics.unlink(missing_ok=True)  # the reasons of another release would be wrong
     else:
         write_text(store.production_metrics, metrics)

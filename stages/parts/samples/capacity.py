@@ -144,8 +144,7 @@ def throughput_of(load: StartLoad) -> float:
     rates = list(filter(None, map(tried, load.trials)))
     if not rates:
         return math.exp(fmean(math.log(run.output_tokens_per_s) for run in load.rounds))
-    rate_per_s = capacity_per_s(rates)
-    if rate_per_s is None:
+    if (rate_per_s := capacity_per_s(rates)) is None:
         raise ValueError("the targets held at no rate")
     return rate_per_s * _mean_answer(load)
 

@@ -40,22 +40,18 @@ class AppliedObjects:
 
     def ours(self, kind: Kind = ISVCS, name: str = "") -> Object | None:
         """Read what serves under *name*, by default the endpoint's; raise Conflict if it is not ours."""
-        service = self.cluster.find(kind, name or self.endpoint.name)
-        if service is None:
+        if (service := self.cluster.find(kind, name or self.endpoint.name)) is None:
             return None
         refuse_foreign(kind, service)
         if service["metadata"].get("annotations", {}).get(MODEL) != self.endpoint.store.model:
-            raise Conflict(
-                f"the {kind.name} {service['metadata']['name']} does not serve {self.endpoint.store.model}",
-                hint="rename or remove it",
-            )
+            text = f"the {kind.name} {service['metadata']['name']} does not serve {self.endpoint.store.model}"
+            raise Conflict(text, hint="rename or remove it")
         return service
 
     def route_by_kserve(self, name: str, kind: str, owner: str) -> Object | None:
         """Read the HTTPRoute that KServe makes for the *kind* called *owner*; raise Conflict if somebody else made
         it."""
-        route = self.cluster.find(HTTP_ROUTES, name)
-        if route:
+        if route := self.cluster.find(HTTP_ROUTES, name):
             refuse_foreign(HTTP_ROUTES, route, kind, owner)
             if not route["metadata"].get("ownerReferences"):
                 raise Conflict(f"the HTTPRoute {name} was not made by KServe", hint="remove it; nothing was changed")
@@ -104,8 +100,7 @@ class AppliedObjects:
 
     def service_url(self, name: str) -> str:
         """Find the base URL of a Service. A Service without a cluster IP is reached at its pods' port."""
-        service = self.cluster.find(SERVICES, name)
-        if service is None:
+        if (service := self.cluster.find(SERVICES, name)) is None:
             raise TransientError(f"there is no Service {name} yet")
         port = service["spec"]["ports"][0]
         headless = service["spec"].get("clusterIP") == "None"
@@ -153,10 +148,8 @@ def refuse_foreign(kind: Kind, body: Object, *owner: str) -> None:
     """Raise Conflict if a controller, but not that of *owner* (kind, name), looks after the object."""
     for reference in body["metadata"].get("ownerReferences", []):
         if (reference["kind"], reference["name"]) != owner:
-            raise Conflict(
-                f"the {kind.name} {body['metadata']['name']} belongs to the {reference['kind']} {reference['name']}",
-                hint=f"remove or rename that {reference['kind']}; nothing was changed",
-            )
+            text = f"the {kind.name} {body['metadata']['name']} belongs to the {reference['kind']} {reference['name']}"
+            raise Conflict(text, hint=f"remove or rename that {reference['kind']}; nothing was changed")
 
 
 def _only_status_changed(former: Object, present: Object) -> bool:
@@ -216,8 +209,7 @@ def unprogrammed(route: Object | None) -> str:
     its gateway itself, unlike that of an InferenceService."""
     if route is None:
         return "there is no route"
-    parents = route.get("status", {}).get("parents", [])
-    if not parents:
+    if not (parents := route.get("status", {}).get("parents", [])):
         return "no gateway has accepted it"
     for parent in parents:
         conditions = {condition["type"]: condition for condition in parent.get("conditions", [])}

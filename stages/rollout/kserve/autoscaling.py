@@ -46,10 +46,8 @@ def check_scaling(scaler: Scaler, scaling: Scaling, mode: str) -> None:
     """Raise ConfigError if the cluster can't do what the settings say."""
     own = mode_named(mode).autoscaler
     if scaling.minimum == 0 and not own:
-        raise ConfigError(
-            f"kserve.scaling.minimum is 0: in mode {mode} requests would be answered 503 until a replica has loaded",
-            hint="at least 1; or mode knative, which keeps requests until then",
-        )
+        text = f"kserve.scaling.minimum is 0: in mode {mode} requests would be answered 503 until a replica has loaded"
+        raise ConfigError(text, hint="at least 1; or mode knative, which keeps requests until then")
     if scaling.schedule and (own or scaler.name != "KEDA"):
         why = f"{own} has none" if own else scaler.lacking or "only KEDA has them"
         hint = "floors by the time of the week need KEDA and Prometheus"
@@ -116,8 +114,7 @@ def load_query(endpoint: KServeEndpoint, release: str) -> str:
 def lacking(scaled: Object) -> str:
     """Why an autoscaler can't do its work; empty if it does not say so."""
     name = "KEDA" if scaled["kind"] == SCALED_OBJECTS.name else POD_AUTOSCALERS.name
-    conditions = scaled.get("status", {}).get("conditions", [])
-    if not conditions:
+    if not (conditions := scaled.get("status", {}).get("conditions", [])):
         return f"{name} has not said anything about it"
     for condition in conditions:
         if BAD[name].get(condition["type"]) == condition["status"]:
@@ -193,8 +190,7 @@ class Autoscalers:
         if not self._scaler.name:
             hint = "KEDA, and a Prometheus with manifests/monitoring; slipway install, then slipway rollout start"
             raise ConfigError(f"nothing scales {release}: {self._scaler.lacking}", hint=hint)
-        scaled = self.find(deployment)
-        if scaled is None:
+        if (scaled := self.find(deployment)) is None:
             self._cluster.require(SCALED_OBJECTS)
             hint = f"slipway rollout start {self._endpoint.store.model}, with kserve.scaling as it is now"
             raise ConfigError(f"nothing scales {release}: there is no {self._scaler.name} of {deployment}", hint=hint)

@@ -62,19 +62,16 @@ class Setup:
     @cached_property
     def config(self) -> dict[str, Any]:
         """KServe's own configuration; empty if it can't be read and is not needed, because the mode was set."""
+        title = f"KServe's configuration {NAMESPACE}/{CONFIG}"
         try:
             data = self.cluster.get(CONFIG_MAPS, CONFIG, NAMESPACE).get("data", {})
             return {name: json.loads(data[name]) for name in ("deploy", "ingress", "localModel") if name in data}
         except (Absent, AccessDenied) as error:
             if self.settings.mode != AUTO:
                 return {}
-            raise NotInstalled(
-                f"KServe's configuration {NAMESPACE}/{CONFIG} can't be read: {error}", hint=SET_MODE
-            ) from error
+            raise NotInstalled(f"{title} can't be read: {error}", hint=SET_MODE) from error
         except ValueError as error:
-            raise ConfigError(
-                f"KServe's configuration {NAMESPACE}/{CONFIG} is not JSON: {error}", hint=SET_MODE
-            ) from error
+            raise ConfigError(f"{title} is not JSON: {error}", hint=SET_MODE) from error
 
     @property
     def ingress(self) -> dict[str, Any]:
@@ -200,9 +197,7 @@ def target_in(cluster: Cluster, store: ModelStore, serving: AskedServing, settin
         try:
             cluster.get(RUNTIMES, RUNTIME)
         except Absent as error:
-            raise NotInstalled(
-                f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}",
-                hint="slipway install, or kubectl apply -k manifests/kserve",
-            ) from error
+            text = f"the namespace {cluster.namespace} has no ServingRuntime {RUNTIME}"
+            raise NotInstalled(text, hint="slipway install, or kubectl apply -k manifests/kserve") from error
     endpoint = KServeEndpoint(store, serving, settings, cluster.namespace, find_scaler(cluster, settings))
     return mode.target(cluster, endpoint, installation)

@@ -180,10 +180,8 @@ def check(setup: Setup) -> None:
     if settings.cache_nodes:
         setup.cluster.require(CACHES)
         if setup.config and not setup.config.get("localModel", {}).get("enabled"):
-            raise ConfigError(
-                f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)",
-                hint="set it to true, or leave kserve.llm.cache_nodes empty",
-            )
+            text = f"KServe keeps no models on nodes (localModel.enabled in {NAMESPACE}/{CONFIG} is not true)"
+            raise ConfigError(text, hint="set it to true, or leave kserve.llm.cache_nodes empty")
     if setup.ingress.get("enableLLMInferenceServiceTLS"):
         raise ConfigError(
             f"KServe expects TLS of LLMInferenceServices (ingress.enableLLMInferenceServiceTLS in "
@@ -313,8 +311,7 @@ class LLMTarget(ServicePerReleaseTarget):
     def _copy_to_nodes(self, release: str) -> None:
         """Wait until the nodes have its weights, at most as long as a server may take to load: KServe starts pods on
         nodes without them, too."""
-        group = self.endpoint.settings.llm.cache_nodes
-        if group is None:
+        if (group := self.endpoint.settings.llm.cache_nodes) is None:
             return
         name = self.service_name(release)
         former = self.cluster.find(CACHES, name)

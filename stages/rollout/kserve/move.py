@@ -97,10 +97,8 @@ def _served(cluster: Cluster, store: ModelStore, mode: str) -> tuple[str, str]:
         raise NothingToServe(f"{store.model} is not served here", hint=f"slipway rollout start {store.model}")
     others, movable = [other for other in modes if other != mode], movable_modes()
     if {mode, *others} - {*movable} or len(others) > 1:
-        raise Conflict(
-            f"{store.model} can't be moved from {', '.join(modes)} to {mode}: only between {' and '.join(movable)}",
-            hint="see 'Another mode' in docs/rollout.md",
-        )
+        text = f"{store.model} can't be moved from {', '.join(modes)} to {mode}: only between {' and '.join(movable)}"
+        raise Conflict(text, hint="see 'Another mode' in docs/rollout.md")
     return (others or [mode])[0], release
 
 

@@ -330,10 +330,8 @@ def _arguments(endpoint: KServeEndpoint, release: str, port: int) -> list[str]:
     on_gpu = endpoint.settings.gpu is not None
     measured = engine_arguments(endpoint.serving_of(release), endpoint.store.releases / release, on_gpu=on_gpu)
     if templates := [argument for argument in measured if "{{" in argument]:
-        raise ConfigError(
-            f"serving.extra_arguments: KServe would treat {templates[0]!r} as a template of its own",
-            hint="put the text with '{{' into a file of the model, such as chat_template.jinja",
-        )
+        text = f"serving.extra_arguments: KServe would treat {templates[0]!r} as a template of its own"
+        raise ConfigError(text, hint="put the text with '{{' into a file of the model, such as chat_template.jinja")
     address = ["--host", "0.0.0.0", "--port", str(port)]  # noqa: S104
     draining = ["--shutdown-timeout", str(drain_s(endpoint.settings))]
     quiet = ["--disable-access-log-for-endpoints", "/health,/metrics"]

@@ -128,8 +128,7 @@ class Pods:
 
     def kill(self, release: str) -> Callable[[], bool]:
         """See ``Target``. There is no grace period: Services drop the pod at once, its node kills it within seconds."""
-        ready = self.ready_names(release)
-        if not ready:
+        if not (ready := self.ready_names(release)):
             raise TransientError(f"{release} has no pod that is ready")
         try:
             with contextlib.suppress(Absent):  # an earlier try of this very call deleted it, and its answer was lost

@@ -60,10 +60,9 @@ def find_scaler(cluster: Cluster, settings: KServe) -> Scaler:
     """Find what scales releases on *cluster*, unless *settings* say it. Needs the right to read our ServingRuntime."""
     if settings.prometheus != AUTO:
         return Scaler(settings.prometheus or "")
-    runtime = None
-    with contextlib.suppress(AccessDenied):
-        runtime = cluster.find(RUNTIMES, RUNTIME)
-    prometheus = runtime["metadata"].get("annotations", {}).get(PROMETHEUS, "") if runtime else ""
+    prometheus = ""
+    with contextlib.suppress(Absent, AccessDenied):
+        prometheus = cluster.get(RUNTIMES, RUNTIME)["metadata"].get("annotations", {}).get(PROMETHEUS, "")
     lacking = [] if prometheus else ["no Prometheus (slipway install looks for it)"]
     try:
         cluster.require(SCALED_OBJECTS)

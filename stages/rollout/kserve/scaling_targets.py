@@ -60,7 +60,6 @@ def concurrency_of(endpoint: KServeEndpoint, release: str) -> int:
 
 def cold_start_of(endpoint: KServeEndpoint, release: str) -> str:
     """Say what a request waits for that finds no replica, as the start was measured."""
-    engine = MeasuredWith.of(endpoint.store.releases / release).engine
-    if engine is None:
+    if (engine := MeasuredWith.of(endpoint.store.releases / release).engine) is None:
         return "until its model has loaded"
     return f"about {engine.ready_s:.0f} s" + (f" ({engine.start.text})" if engine.start else "")

@@ -46,10 +46,8 @@ def suits(setup: Setup) -> bool:
 def check(setup: Setup) -> None:
     if not _has_canaries(setup):
         version = "{}.{}".format(*setup.version) if setup.version else "without spec.canary"
-        raise ConfigError(
-            f"KServe {version} does not split traffic in Standard mode: 0.21 is the first that does",
-            hint="upgrade KServe, or set kserve.mode to route",
-        )
+        text = f"KServe {version} does not split traffic in Standard mode: 0.21 is the first that does"
+        raise ConfigError(text, hint="upgrade KServe, or set kserve.mode to route")
     if setup.config and not setup.ingress.get("enableGatewayApi", False):
         raise ConfigError(
             f"KServe is in Standard mode without the Gateway API (ingress.enableGatewayApi in {NAMESPACE}/{CONFIG} is "

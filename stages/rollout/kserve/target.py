@@ -178,8 +178,7 @@ class OneServiceTarget(KServeTarget):
 
     def service(self) -> Object:
         """Read the InferenceService; raise Conflict if there is none."""
-        service = self.objects.ours()
-        if service is None:
+        if (service := self.objects.ours()) is None:
             raise Conflict(f"{self.endpoint.store.model} is not being served", hint=AGAIN)
         return service
 
@@ -232,8 +231,7 @@ class ServicePerReleaseTarget(KServeTarget):
 
     def service(self, release: str) -> Object:
         """Find the object that serves *release*; raise Conflict if there is none."""
-        service = self.services().get(release)
-        if service is None:
+        if (service := self.services().get(release)) is None:
             raise Conflict(f"{release} is no longer on the platform", hint=AGAIN)
         return service
 
