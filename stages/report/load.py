@@ -92,10 +92,14 @@ def measures(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
     titles += (*heads("Peak memory"), cell("KV cache", "tokens"), cell("Kernel", "of the quantized layers"))
     rows = []
     for evaluation in evaluations:
-        memory, good = evaluation.memory, [_goodput(evaluation)] if targets else []
+        memory, engine = evaluation.memory, evaluation.engine
+        good = [_goodput(evaluation.goodput)] if targets else []
+        gpu = [] if memory.peak_gpu_bytes is None else [f"+ {gib(memory.peak_gpu_bytes)} GPU"]
+        peak = cell(gib(memory.peak_resident_bytes), *gpu)
         weights, tokens = cell(f"{si(memory.weights_bytes)}B"), cell(f"{memory.kv_cache_tokens:,}")
-        cells = (_rates(evaluation), *good, weights, _peak(evaluation), tokens, _kernel(evaluation))
-        rows.append(row(variants.cell(evaluation.variant), *cells))
+        kernel = engine.kernel or ("not logged" if engine.quantization else "–")
+        quantized = cell(kernel, *filter(None, [engine.quantization]), code=True)
+        rows.append(row(variants.cell(evaluation.variant), _rates(evaluation), *good, weights, peak, tokens, quantized))
     return Table("load", titles, tuple(rows))
 
 
@@ -124,27 +128,12 @@ def _percentiles(times: Percentiles) -> Cell:
 
 def _rates(evaluation: Evaluation) -> Cell:
     rates = [run.output_tokens_per_s for run in evaluation.rounds]
-    reach = f"{interval(min(rates), max(rates), 0)} in {count(len(rates), 'round')}" if rates else ""
-    requests = f"{count(evaluation.load.requests, 'request')}"
-    return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", *filter(None, [reach]), requests)
+    reach = [f"{interval(min(rates), max(rates), 0)} in {count(len(rates), 'round')}"] if rates else []
+    return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", *reach, count(evaluation.load.requests, "request"))
 
 
-def _goodput(evaluation: Evaluation) -> Cell:
-    goodput = evaluation.goodput
+def _goodput(goodput: Goodput | None) -> Cell:
     return cell(percent(goodput.share, 1), f"{goodput.output_tokens_per_s:,.1f} tokens/s") if goodput else ABSENT
-
-
-def _peak(evaluation: Evaluation) -> Cell:
-    memory = evaluation.memory
-    gpu = [] if memory.peak_gpu_bytes is None else [f"+ {gib(memory.peak_gpu_bytes)} GPU"]
-    return cell(gib(memory.peak_resident_bytes), *gpu)
-
-
-def _kernel(evaluation: Evaluation) -> Cell:
-    engine = evaluation.engine
-    if not engine.quantization:
-        return cell(engine.kernel or "–", code=True)
-    return cell(engine.kernel or "not logged", engine.quantization, code=True)
 
 
 def predictions(
