@@ -202,20 +202,17 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def _sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """Reduce a sample; its cluster is its longest text, which questions about the same passage have in common."""
+    document = sample.get("doc")
+    texts = [text for text in document.values() if isinstance(text, str)] if isinstance(document, dict) else []
+    longest = max(texts, key=len, default="")
     return {
         "doc_id": sample["doc_id"],
         "doc_hash": sample["doc_hash"],
-        "cluster": _longest_text(sample.get("doc")),
+        "cluster": hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None,
         "filter": sample["filter"],
         **{metric: sample[metric] for metric in sample["metrics"] if metric in sample},
     }
-
-
-def _longest_text(document: Any) -> str | None:
-    """Compute the digest of a document's longest text: questions about the same passage have it in common."""
-    texts = [text for text in document.values() if isinstance(text, str)] if isinstance(document, dict) else []
-    longest = max(texts, key=len, default="")
-    return hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None
 
 
 if __name__ == "__main__":
