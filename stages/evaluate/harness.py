@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -123,8 +123,12 @@ def lm_eval_tasks(names: Sequence[str], served: Served, request: Mapping[str, An
     for name in names:
         loaded = manager.load([name])
         items |= _take_out(loaded, *request["parts"][name])
-        _shorten(loaded["tasks"].values(), served.max_model_len // 2)
-        generates = all(task.OUTPUT_TYPE == "generate_until" for task in loaded["tasks"].values())
+        generating = [task for task in loaded["tasks"].values() if task.OUTPUT_TYPE == "generate_until"]
+        for task in generating:  # with a short context, a server refuses to give long answers
+            most = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", MAX_TOKENS)
+            shortened = {"max_gen_toks": min(served.max_model_len // 2, most)}
+            task.set_config("generation_kwargs", shortened, update=True)
+        generates = len(generating) == len(loaded["tasks"])
         group = loaded.get("groups", {}).get(name)
         if loaded["tasks"]:
             chats[generates and served.chats] += [group] if group else loaded["tasks"].values()
@@ -148,15 +152,6 @@ def _take_out(loaded: Any, start: int, stop: int | None) -> dict[str, list[int]]
         for group in loaded.get("groups", {}).values():
             group.pop(name)
     return items
-
-
-def _shorten(tasks: Iterable[Any], most: int) -> None:
-    """Let no task ask for answers of more than *most* tokens, which a server with a short context refuses."""
-    for task in tasks:
-        if task.OUTPUT_TYPE == "generate_until":
-            options = task.get_config("generation_kwargs") or {}
-            shortened = {"max_gen_toks": min(most, options.get("max_gen_toks", MAX_TOKENS))}
-            task.set_config("generation_kwargs", shortened, update=True)
 
 
 def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **options: Any) -> Result:
