@@ -254,7 +254,7 @@ def compare_documents(stored: StoredDecision, expected: dict[str, Any], verifica
             verification.findings.append(f"{where} is missing, or cannot be read")
             continue
         pair = document, expected
-        if document.get("wording") != expected.get("wording"):  # by another version, whose sentences are its own
+        if document.get("wording") != expected.get("wording"):  # another version's sentences are not compared
             pair = _without_sentences(document), _without_sentences(expected)
         verification.findings += [
             f"{where}: {path} is {recorded}, recomputed {computed}"
@@ -268,7 +268,7 @@ def compare_documents(stored: StoredDecision, expected: dict[str, Any], verifica
 
 
 def _without_sentences(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave the reasons out: of the excluded candidates remains that they are."""
+    """Leave the reasons out; which candidates are excluded remains."""
     candidates = document.get("candidates")
     if isinstance(candidates, list) and all(isinstance(candidate, dict) for candidate in candidates):
         candidates = [candidate | {"excluded": candidate.get("excluded") is not None} for candidate in candidates]
