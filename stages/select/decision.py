@@ -130,7 +130,7 @@ def _judged(
     return lacking(verdict, missing)
 
 
-def decision_key(basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None = None) -> str:
+def decision_key(basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None) -> str:
     """Compute the digest of everything that a decision follows from."""
     return digest_of(
         ({"answers": digest_of(asked.answers)} if asked else {})
