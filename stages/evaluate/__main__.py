@@ -78,10 +78,15 @@ def evaluate(
         for name, (outcome, measured) in ensure(store, names, workload, serving, profile).items():
             if isinstance(outcome, SlipwayError):
                 failures[name] = outcome
-                continue
-            _report(reports[name], outcome, measured=measured)
-            if isinstance(outcome, Evaluation):
-                summaries[name] = summarize(outcome)
+            elif isinstance(outcome, Refused):
+                hint = "see the report for its quality"
+                reports[name].left_out(f"failed before its load: {outcome.reason}", hint=hint)
+            else:
+                summaries[name], report = summarize(outcome), reports[name]
+                if measured:
+                    report.done(describe(outcome), key=outcome.key)
+                else:
+                    report.reused(f"{describe(outcome)}, from {outcome.started_at:%Y-%m-%d %H:%M} UTC", key=outcome.key)
     if (reference := profile.reference_variant) in failures:
         raise failures[reference]
     for name, error in failures.items():
@@ -89,15 +94,6 @@ def evaluate(
             raise error
         say(f"{name} is left out: {error}")
     return summaries
-
-
-def _report(report: program.Report, result: results.Result, *, measured: bool) -> None:
-    if isinstance(result, Refused):
-        report.left_out(f"failed before its load: {result.reason}", hint="see the report for its quality")
-    elif measured:
-        report.done(describe(result), key=result.key)
-    else:
-        report.reused(f"{describe(result)}, from {result.started_at:%Y-%m-%d %H:%M} UTC", key=result.key)
 
 
 def made_by_this_run(store: ModelStore, names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -160,29 +160,21 @@ def command(target: LoadTarget, call: Call, work: Path) -> list[str]:
 def timed_requests(result: dict[str, Any], answer_tokens: Sequence[int]) -> list[TimedRequest]:
     """Read the generator's result. All is refused if a request failed, since the others alone would make the server
     look better than it is, or if an answer does not have its length in *answer_tokens*."""
-    check_complete(result, len(answer_tokens))
+    count, completed = len(answer_tokens), int(result.get("completed", 0))
+    if int(result.get("failed", 0)) or completed != count:
+        last_lines = (line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line)
+        why = f": {reason}" if (reason := next(last_lines, "")) else ""
+        raise MeasurementFailed(f"{count - completed} of {count} requests failed{why}", hint="see vLLM's log")
     try:
         requests = list(_timed(result))
     except (LookupError, TypeError, ValueError) as error:
         raise MeasurementFailed(f"the load generator's result is not usable: {error}") from error
-    if len(requests) != len(answer_tokens):
+    if len(requests) != count:
         raise MeasurementFailed(f"the load generator reported only {len(requests)} requests")
     for request, tokens in zip(requests, answer_tokens, strict=True):
         if request.output_tokens != tokens:
             raise MeasurementFailed(f"the server gave {request.output_tokens} tokens, not the {tokens} asked for")
     return requests
-
-
-def check_complete(result: Mapping[str, Any], requests: int) -> None:
-    """Raise MeasurementFailed with the first reason if requests failed."""
-    failed, completed = int(result.get("failed", 0)), int(result.get("completed", 0))
-    if not failed and completed == requests:
-        return
-    reason = next((line.strip() for text in result.get("errors", []) for line in text.splitlines()[-1:] if line), "")
-    raise MeasurementFailed(
-        f"{requests - completed} of {requests} requests failed" + (f": {reason}" if reason else ""),
-        hint="see vLLM's log",
-    )
 
 
 def _timed(result: dict[str, Any]) -> Iterator[TimedRequest]:

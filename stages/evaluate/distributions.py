@@ -34,9 +34,7 @@ CONTINUE: Final = "Continue this text:\n\n"
 
 def held_out_digest(workload: Workload) -> str | None:
     """Compute the sha256 of the text, which must exist; None if the workload compares no distributions."""
-    if not workload.divergence_documents:
-        return None
-    return text_digest(workload.divergence_text, KIND)
+    return text_digest(workload.divergence_text, KIND) if workload.divergence_documents else None
 
 
 def measure_distributions(

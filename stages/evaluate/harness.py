@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -123,8 +123,12 @@ def lm_eval_tasks(names: Sequence[str], served: Served, request: Mapping[str, An
     for name in names:
         loaded = manager.load([name])
         items |= _take_out(loaded, *request["parts"][name])
-        _shorten(loaded["tasks"].values(), served.max_model_len // 2)
-        generates = all(task.OUTPUT_TYPE == "generate_until" for task in loaded["tasks"].values())
+        generating = [task for task in loaded["tasks"].values() if task.OUTPUT_TYPE == "generate_until"]
+        for task in generating:  # with a short context, a server refuses to give long answers
+            most = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", MAX_TOKENS)
+            shortened = {"max_gen_toks": min(served.max_model_len // 2, most)}
+            task.set_config("generation_kwargs", shortened, update=True)
+        generates = len(generating) == len(loaded["tasks"])
         group = loaded.get("groups", {}).get(name)
         if loaded["tasks"]:
             chats[generates and served.chats] += [group] if group else loaded["tasks"].values()
@@ -148,15 +152,6 @@ def _take_out(loaded: Any, start: int, stop: int | None) -> dict[str, list[int]]
         for group in loaded.get("groups", {}).values():
             group.pop(name)
     return items
-
-
-def _shorten(tasks: Iterable[Any], most: int) -> None:
-    """Let no task ask for answers of more than *most* tokens, which a server with a short context refuses."""
-    for task in tasks:
-        if task.OUTPUT_TYPE == "generate_until":
-            options = task.get_config("generation_kwargs") or {}
-            shortened = {"max_gen_toks": min(most, options.get("max_gen_toks", MAX_TOKENS))}
-            task.set_config("generation_kwargs", shortened, update=True)
 
 
 def _asked(tasks: list[Any], chat: bool, served: Served, concurrency: int, **options: Any) -> Result:
@@ -202,20 +197,17 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def _sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """Reduce a sample; its cluster is its longest text, which questions about the same passage have in common."""
+    document = sample.get("doc")
+    texts = [text for text in document.values() if isinstance(text, str)] if isinstance(document, dict) else []
+    longest = max(texts, key=len, default="")
     return {
         "doc_id": sample["doc_id"],
         "doc_hash": sample["doc_hash"],
-        "cluster": _longest_text(sample.get("doc")),
+        "cluster": hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None,
         "filter": sample["filter"],
         **{metric: sample[metric] for metric in sample["metrics"] if metric in sample},
     }
-
-
-def _longest_text(document: Any) -> str | None:
-    """Compute the digest of a document's longest text: questions about the same passage have it in common."""
-    texts = [text for text in document.values() if isinstance(text, str)] if isinstance(document, dict) else []
-    longest = max(texts, key=len, default="")
-    return hashlib.sha256(longest.encode()).hexdigest()[:CLUSTER_DIGITS] if longest else None
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -131,7 +130,6 @@ def _request(number: int, line: str) -> TraceRequest:
     return TraceRequest(number, data.get("prompt"), data.get("prompt_tokens", 0), data["output_tokens"])
 
 
-def _first(mistakes: Iterable[str]) -> list[str]:
-    lines = list(mistakes)
-    hidden = len(lines) - SHOWN_MISTAKES
-    return [*lines[:SHOWN_MISTAKES], *([f"… and {hidden} more"] if hidden > 0 else [])]
+def _first(mistakes: list[str]) -> list[str]:
+    hidden = len(mistakes) - SHOWN_MISTAKES
+    return [*mistakes[:SHOWN_MISTAKES], *([f"… and {hidden} more"] if hidden > 0 else [])]

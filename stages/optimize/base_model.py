@@ -30,15 +30,6 @@ class Base:
     record: Acquired
     config: dict[str, Any]
 
-    @property
-    def architecture(self) -> str:
-        return self.record.architecture
-
-    @property
-    def format(self) -> str:
-        """That in which the model was published: fp16 for 16 or 32 bit."""
-        return self.record.format
-
     @cached_property
     def weights(self) -> tuple[str, ...]:
         """The names of the files that hold the weights."""

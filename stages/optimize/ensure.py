@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,9 +41,9 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
         QuantizationFailed: nothing was published.
     """
     base = read_base(store)
-    if name not in (*FORMATS, base.format):
+    if name not in (*FORMATS, base.record.format):
         raise UnknownName("method", name, FORMATS)
-    if why := why_not_made(name, base.format, base.config):
+    if why := why_not_made(name, base.record.format, base.config):
         raise QuantizationFailed(f"{name} can't be made: {why}", hint="choose another variant, or another model")
     identity = identify(name, base, settings)
     key = digest_of(identity)
@@ -61,25 +62,24 @@ def ensure(store: ModelStore, name: str, settings: Optimize) -> tuple[Variant, b
 
 
 def quantizer_of(name: str, base: Base) -> Quantizer:
-    return AsPublished() if base.format != REFERENCE else FORMATS[name].quantizer
+    return AsPublished() if base.record.format != REFERENCE else FORMATS[name].quantizer
 
 
 def identify(name: str, base: Base, settings: Optimize) -> Identity:
     """Name all that determines the variant's files."""
     quantizer = quantizer_of(name, base)
     parameters = quantizer.parameters(settings, base)
-    calibration = settings.calibration
-    place = ENVIRONMENTS.get(FORMATS[name].environment) if base.format == REFERENCE else None
+    calibration = None
+    if quantizer.calibrated:
+        calibration = calibration_digest(settings.calibration, parameters["sequence_length"])
+    place = ENVIRONMENTS.get(FORMATS[name].environment) if base.record.format == REFERENCE else None
+    version = place.version if place else partial(installed_version, extra="optimize")
     return {
         "method": name,
         "parameters": parameters,
         "base_digest": base.record.digest,
-        "calibration_digest": calibration_digest(calibration, parameters["sequence_length"])
-        if quantizer.calibrated
-        else None,
-        "tool_versions": {
-            tool: place.version(tool) if place else installed_version(tool, "optimize") for tool in quantizer.tools
-        },
+        "calibration_digest": calibration,
+        "tool_versions": {tool: version(tool) for tool in quantizer.tools},
     }
 
 
@@ -109,7 +109,8 @@ def verify(name: str, base: Base, directory: Path, parameters: Mapping[str, Any]
         check_finite(tensors.values())
     except (ValueError, DamagedModel) as error:
         hint = "nothing was published; the other variants continue without it"
-        raise QuantizationFailed(f"{name} made wrong weights from {base.architecture}: {error}", hint=hint) from error
+        message = f"{name} made wrong weights from {base.record.architecture}: {error}"
+        raise QuantizationFailed(message, hint=hint) from error
     stored = bytes_by_type(tensors.values())
     dtype = main_dtype(tensor for tensor_name, tensor in tensors.items() if tensor_name in base.tensors)
     return {"weights_bytes": sum(stored.values()), "bits": bits, "dtype": dtype, "stored": stored}

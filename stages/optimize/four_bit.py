@@ -70,12 +70,12 @@ class FourBit:
         divides the layers' input widths."""
         read_documents(settings.calibration.text, KIND)
         if why := why_not_quantized(base.tensors):
-            raise QuantizationFailed(f"{self.method} cannot quantize {base.architecture}: {why}")
+            raise QuantizationFailed(f"{self.method} cannot quantize {base.record.architecture}: {why}")
         if misfit := first_misfit(base, settings.group_size):
             fitting = [size for size in GROUP_SIZES if not first_misfit(base, size)]
             raise QuantizationFailed(
-                f"{self.method} cannot quantize {base.architecture}: the group size {settings.group_size} does not "
-                f"divide the {base.linear_weights[misfit].shape[1]} inputs of {misfit}",
+                f"{self.method} cannot quantize {base.record.architecture}: the group size {settings.group_size} "
+                f"does not divide the {base.linear_weights[misfit].shape[1]} inputs of {misfit}",
                 hint=f"set group_size to {fitting[0]}" if fitting else "no group size fits this model",
             )
 
@@ -91,9 +91,9 @@ class FourBit:
 
     def verify(self, base: Base, directory: Path, parameters: Mapping[str, Any]) -> int:
         """Check that the decoder's linear layers are packed, and that ``config.json`` agrees with them."""
-        bits = check_quantized(base, read_weights(directory), parameters["group_size"])
-        stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
         group_size = parameters["group_size"]
+        bits = check_quantized(base, read_weights(directory), group_size)
+        stated = json.loads((directory / CONFIG).read_bytes()).get("quantization_config", {})
         check_stated(stated, {"quant_method": self.method, "bits": bits, "group_size": group_size})
         return bits
 

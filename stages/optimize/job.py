@@ -223,7 +223,7 @@ def quantize_apart(
             raise no_gpu(result.no_gpu)
         if status or not result:
             raise QuantizationFailed(
-                f"{name} cannot quantize {base.architecture}: {last_exception or f'it ended with {status}'}",
+                f"{name} cannot quantize {base.record.architecture}: {last_exception or f'it ended with {status}'}",
                 hint="the other variants continue without it; the log above has the traceback",
             )
         take(job.folder / SAVED, job.part)

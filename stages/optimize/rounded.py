@@ -91,7 +91,7 @@ class Rounded:
         """Check that vLLM can serve the decoder's layers in this format, from the headers of the files."""
         if wrong := why_not_quantized(base.tensors) or self.obstacle(base):
             hint = "the other variants continue without it"
-            raise QuantizationFailed(f"{self.name} cannot quantize {base.architecture}: {wrong}", hint=hint)
+            raise QuantizationFailed(f"{self.name} cannot quantize {base.record.architecture}: {wrong}", hint=hint)
 
     def obstacle(self, base: Base) -> str:
         """Why the format can't be made from the base; empty if it can."""

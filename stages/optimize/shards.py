@@ -57,14 +57,14 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     return read_headers(directory.glob("*.safetensors"))
 
 
-def raw_blocks(tensor: Tensor, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def raw_blocks(tensor: Tensor, block_bytes: int) -> Iterator[bytes]:
     with tensor.path.open("rb") as file:
         file.seek(tensor.start)
         for start in range(tensor.start, tensor.end, block_bytes):
             yield file.read(min(block_bytes, tensor.end - start))
 
 
-def blocks(tensor: Tensor, block_bytes: int = BLOCK_BYTES) -> Iterator[np.ndarray[Any, Any]]:
+def blocks(tensor: Tensor, block_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
     """Read the values of *tensor* in flat blocks: bfloat16 as float32, and types other than floating-point as bytes."""
     import numpy as np
 

@@ -3,6 +3,7 @@ predicts beside what was measured, with the error."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -53,10 +54,11 @@ def explanation(evaluation: Evaluation) -> str:
 def rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
     """List each rate that was tried in the search for the capacity, and the share of requests that met the targets
     there; None if none was tried."""
+    searched = [(each.variant, each.capacity) for each in evaluations if each.capacity]
+    if not searched:
+        return None
     rows = []
-    for evaluation in evaluations:
-        if (capacity := evaluation.capacity) is None:
-            continue
+    for name, capacity in searched:
         low, high = capacity.low, capacity.high
         span = (interval(low, high, 0),) if low is not None and high is not None else ()
         tried = " · ".join(
@@ -65,11 +67,8 @@ def rates_tried(evaluations: Sequence[Evaluation], variants: Variants) -> Table 
         )
         rate = cell(f"{'≥ ' if capacity.is_lower_bound else ''}{capacity.requests_per_s:.3g} requests/s")
         output = cell(f"{capacity.output_tokens_per_s:,.0f} tokens/s", *span)
-        rows.append(row(variants.cell(evaluation.variant), rate, output, cell(tried, css="text")))
-    targets = next((evaluation.capacity for evaluation in evaluations if evaluation.capacity), None)
-    if targets is None:
-        return None
-    title = cell("Capacity", "95% of requests", *_within(targets), css="wrapped")
+        rows.append(row(variants.cell(name), rate, output, cell(tried, css="text")))
+    title = cell("Capacity", "95% of requests", *_within(searched[0][1]), css="wrapped")
     shares = cell("Rate in requests/s: share of requests within the targets", css="text")
     return Table("rates", (*heads("Variant"), title, *heads("Output"), shares), tuple(rows))
 
@@ -92,10 +91,14 @@ def measures(evaluations: Sequence[Evaluation], variants: Variants) -> Table:
     titles += (*heads("Peak memory"), cell("KV cache", "tokens"), cell("Kernel", "of the quantized layers"))
     rows = []
     for evaluation in evaluations:
-        memory, good = evaluation.memory, [_goodput(evaluation)] if targets else []
+        memory, engine = evaluation.memory, evaluation.engine
+        good = [_goodput(evaluation.goodput)] if targets else []
+        gpu = [] if memory.peak_gpu_bytes is None else [f"+ {gib(memory.peak_gpu_bytes)} GPU"]
+        peak = cell(gib(memory.peak_resident_bytes), *gpu)
         weights, tokens = cell(f"{si(memory.weights_bytes)}B"), cell(f"{memory.kv_cache_tokens:,}")
-        cells = (_rates(evaluation), *good, weights, _peak(evaluation), tokens, _kernel(evaluation))
-        rows.append(row(variants.cell(evaluation.variant), *cells))
+        kernel = engine.kernel or ("not logged" if engine.quantization else "–")
+        quantized = cell(kernel, *filter(None, [engine.quantization]), code=True)
+        rows.append(row(variants.cell(evaluation.variant), _rates(evaluation), *good, weights, peak, tokens, quantized))
     return Table("load", titles, tuple(rows))
 
 
@@ -124,27 +127,12 @@ def _percentiles(times: Percentiles) -> Cell:
 
 def _rates(evaluation: Evaluation) -> Cell:
     rates = [run.output_tokens_per_s for run in evaluation.rounds]
-    reach = f"{interval(min(rates), max(rates), 0)} in {count(len(rates), 'round')}" if rates else ""
-    requests = f"{count(evaluation.load.requests, 'request')}"
-    return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", *filter(None, [reach]), requests)
+    reach = [f"{interval(min(rates), max(rates), 0)} in {count(len(rates), 'round')}"] if rates else []
+    return cell(f"{evaluation.load.output_tokens_per_s:,.1f}", *reach, count(evaluation.load.requests, "request"))
 
 
-def _goodput(evaluation: Evaluation) -> Cell:
-    goodput = evaluation.goodput
+def _goodput(goodput: Goodput | None) -> Cell:
     return cell(percent(goodput.share, 1), f"{goodput.output_tokens_per_s:,.1f} tokens/s") if goodput else ABSENT
-
-
-def _peak(evaluation: Evaluation) -> Cell:
-    memory = evaluation.memory
-    gpu = [] if memory.peak_gpu_bytes is None else [f"+ {gib(memory.peak_gpu_bytes)} GPU"]
-    return cell(gib(memory.peak_resident_bytes), *gpu)
-
-
-def _kernel(evaluation: Evaluation) -> Cell:
-    engine = evaluation.engine
-    if not engine.quantization:
-        return cell(engine.kernel or "–", code=True)
-    return cell(engine.kernel or "not logged", engine.quantization, code=True)
 
 
 def predictions(
@@ -160,22 +148,18 @@ def predictions(
     except ConfigError:  # in the user's own catalogue; a report is written nevertheless
         accelerators = {}
     for evaluation in evaluations:
-        if (variant := by_name.get(evaluation.variant)) is None:
-            continue
-        try:
-            prediction = predict(base, evaluation, variant, accelerators, store.optimized(evaluation.variant))
-        except NotSizeable:
-            continue
-        if prediction:
-            figures.append(
-                PredictedFigures(
-                    variant=evaluation.variant,
-                    weights_bytes=prediction.weights_bytes,
-                    kv_cache_tokens=prediction.kv_cache_tokens,
-                    ttft_ms=prediction.speed.ttft_ms if prediction.speed else None,
-                    tpot_ms=prediction.speed.tpot_ms if prediction.speed else None,
+        name, variant = evaluation.variant, by_name.get(evaluation.variant)
+        with contextlib.suppress(NotSizeable):
+            if variant and (prediction := predict(base, evaluation, variant, accelerators, store.optimized(name))):
+                figures.append(
+                    PredictedFigures(
+                        variant=name,
+                        weights_bytes=prediction.weights_bytes,
+                        kv_cache_tokens=prediction.kv_cache_tokens,
+                        ttft_ms=prediction.speed.ttft_ms if prediction.speed else None,
+                        tpot_ms=prediction.speed.tpot_ms if prediction.speed else None,
+                    )
                 )
-            )
     return tuple(figures)
 
 

@@ -3,14 +3,14 @@ constraints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from scoring.constraints import MEASURES, Constraints, meets
 from scoring.results import Divergence, divergence_measures
 from scoring.units import GIB
 from stages.parts.records.evaluation import Evaluation, measures_of
-from stages.parts.records.production import Candidate, Loss, Paired, Production
+from stages.parts.records.production import Candidate, Loss, Production
 from stages.report.cells import ABSENT, Cell, Table, Variants, cell, interval, percent, row, signed
 
 LOSS: Final = "share of the reference’s score; shown to be lower, by the one-sided 95% bound"
@@ -22,7 +22,9 @@ def quality(
     candidates = {candidate.variant: candidate for candidate in decision.candidates} if decision else {}
     tasks = {score.task: score for evaluation in evaluations for score in evaluation.quality}
     divergences = {name: candidate.divergence for name, candidate in candidates.items()}
-    compared = _divergences([divergences.get(evaluation.variant) for evaluation in evaluations], reference)
+    measured = (divergences.get(evaluation.variant) for evaluation in evaluations)
+    first = next(filter(None, measured), None)
+    compared = _divergence_titles(first, reference) if first else []
     titles = [cell("Variant")]
     for task in tasks.values():
         kind = "accuracy" if task.kind == "accuracy" else "bits per byte, lower is better"
@@ -32,9 +34,9 @@ def quality(
         candidate = candidates.get(evaluation.variant)
         cells = [_score(evaluation, task, candidate) for task in tasks]
         divergence = divergences.get(evaluation.variant)
-        cells += [shown(divergence) if divergence else ABSENT for _, shown in compared]
+        cells += _divergence(divergence)[: len(compared)] if divergence else [ABSENT] * len(compared)
         rows.append(row(variants.cell(evaluation.variant), *cells))
-    return Table("quality", (*titles, *(title for title, _ in compared)), tuple(rows))
+    return Table("quality", (*titles, *compared), tuple(rows))
 
 
 def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Cell:
@@ -43,54 +45,37 @@ def _score(evaluation: Evaluation, task: str, candidate: Candidate | None) -> Ce
         return ABSENT
     small = [interval(score.low, score.high, 3)]
     if candidate:
-        small += [line for pair in candidate.against_fp16 if pair.task == task for line in _paired(pair)]
+        for pair in filter(lambda pair: pair.task == task, candidate.against_fp16):
+            difference, low, high = (signed(value, 4) for value in (pair.difference, pair.low, pair.high))
+            small.append(f"{difference} ({low} to {high})")
+            if pair.p_value is not None:
+                small.append(f"{pair.lost} lost, {pair.gained} gained, p = {pair.p_value:.2g}")
         recovery = candidate.recovery.get(task)
         if candidate.losses and recovery is not None:  # the reference has none
             small.append(f"recovery {percent(recovery, 1)}")
     return cell(f"{score.value:.4f}", *small)
 
 
-def _paired(pair: Paired) -> list[str]:
-    """Write the difference from the reference, and for accuracy the answers that changed."""
-    difference, low, high = (signed(value, 4) for value in (pair.difference, pair.low, pair.high))
-    lines = [f"{difference} ({low} to {high})"]
-    if pair.p_value is not None:
-        lines.append(f"{pair.lost} lost, {pair.gained} gained, p = {pair.p_value:.2g}")
-    return lines
-
-
-def _divergences(
-    divergences: Sequence[Divergence | None], reference: str
-) -> list[tuple[Cell, Callable[[Divergence], Cell]]]:
-    """Make a column for each comparison, its title and how it is shown; none where no divergence was measured."""
-    first = next(filter(None, divergences), None)
-    if first is None:
-        return []
+def _divergence_titles(first: Divergence, reference: str) -> list[Cell]:
     positions = f"{first.tokens:,} tokens of {first.documents} held-out texts"
-    columns: list[tuple[Cell, Callable[[Divergence], Cell]]] = [
-        (cell(f"Divergence from {reference}", "KL in nats per token,", "lower is better"), _kl),
-        (cell(f"Top-1 agreement with {reference}", "same most likely next token,", positions), _agreement),
-    ]
-    if first.greedy_agreement is not None:
-        small = "texts continued alike; below,", "the tokens before the first other one"
-        columns.append((cell(f"Greedy agreement with {reference}", *small), _greedy))
-    return columns
+    kl = cell(f"Divergence from {reference}", "KL in nats per token,", "lower is better")
+    top1 = cell(f"Top-1 agreement with {reference}", "same most likely next token,", positions)
+    if first.greedy_agreement is None:
+        return [kl, top1]
+    small = "texts continued alike; below,", "the tokens before the first other one"
+    return [kl, top1, cell(f"Greedy agreement with {reference}", *small)]
 
 
-def _kl(divergence: Divergence) -> Cell:
-    return cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4))
-
-
-def _agreement(divergence: Divergence) -> Cell:
+def _divergence(divergence: Divergence) -> list[Cell]:
+    """Show the divergence below its titles, of which the last is missing if the first variant has no such figure."""
     reach = interval(100 * divergence.top1_low, 100 * divergence.top1_high, 1)
-    return cell(percent(divergence.top1_agreement, 1), reach)
-
-
-def _greedy(divergence: Divergence) -> Cell:
+    kl = cell(f"{divergence.kl:.4f}", interval(divergence.kl_low, divergence.kl_high, 4))
+    top1 = cell(percent(divergence.top1_agreement, 1), reach)
     if divergence.greedy_agreement is None or divergence.greedy_prefix is None:
-        return ABSENT
+        return [kl, top1, ABSENT]
     reach = interval(100 * (divergence.greedy_low or 0.0), 100 * (divergence.greedy_high or 0.0), 1)
-    return cell(percent(divergence.greedy_agreement, 1), reach, f"{percent(divergence.greedy_prefix, 1)} of the tokens")
+    continued = f"{percent(divergence.greedy_prefix, 1)} of the tokens"
+    return [kl, top1, cell(percent(divergence.greedy_agreement, 1), reach, continued)]
 
 
 def constraints(decision: Production, evaluations: Sequence[Evaluation], variants: Variants) -> Table | None:
@@ -126,21 +111,16 @@ def _measures(
 ) -> dict[str, float | None]:
     """Collect the variant's value of each measure that can be constrained; *reference* is the quality with which
     its own is compared."""
-    memory = candidate.raw.get("memory")
+    memory, own = candidate.raw.get("memory"), candidate.raw.get("quality")
+    recovery = own / reference if own is not None and reference else None
+    if change := candidate.change.get("quality"):  # one that was asked only has no quality of its own here
+        recovery = 1 + change.value
     return {
         **(measures_of(evaluation.load, evaluation.goodput) if evaluation else {}),
         **divergence_measures(candidate.divergence, is_reference=is_reference),
-        "quality_recovery": _recovery(candidate, reference),
+        "quality_recovery": recovery,
         "memory_gib": memory / GIB if memory is not None else None,
     }
-
-
-def _recovery(candidate: Candidate, reference: float | None) -> float | None:
-    """Divide the quality by the *reference*'s; one that was asked only has no quality of its own here."""
-    if change := candidate.change.get("quality"):
-        return 1 + change.value
-    quality = candidate.raw.get("quality")
-    return quality / reference if quality is not None and reference else None
 
 
 def _kept(name: str, value: float | None, limit: float, *, readable: bool) -> Cell:

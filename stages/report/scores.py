@@ -224,9 +224,8 @@ def _tile(winner: Candidate, reference: str, metric: str, title: str) -> Tile:
         return Tile(title, value, *changed(change), verdict(metric, change))
     if winner.variant == reference:
         return Tile(title, value, "the reference for the other variants")
-    return Tile(
-        title, value, f"not comparable with {reference}" if winner.change else f"no {reference} to compare with"
-    )
+    why = f"not comparable with {reference}" if winner.change else f"no {reference} to compare with"
+    return Tile(title, value, why)
 
 
 def changed(change: Change) -> tuple[str, str]:

@@ -89,13 +89,13 @@ def changes(measurements: Measurements, estimate: Estimate, name: str) -> dict[s
     """Compare each metric with the reference's; latency and throughput only on the same hardware."""
     if name == measurements.reference or name not in estimate.evidence.variants:
         return {}
-    reference, changed = measurements.evaluations.get(measurements.reference), {}
+    reference = measurements.evaluations.get(measurements.reference)
     same_hardware = reference is None or machine_of(measurements.evaluations[name]) == machine_of(reference)
-    for number, metric in enumerate(METRICS):
-        if metric in SPEED and not same_hardware:
-            continue
-        changed[metric] = change_of(metric, estimate.ratio(estimate.place(name), number))
-    return changed
+    return {
+        metric: change_of(metric, estimate.ratio(estimate.place(name), number))
+        for number, metric in enumerate(METRICS)
+        if same_hardware or metric not in SPEED
+    }
 
 
 def change_of(metric: str, better: Lead) -> Change:

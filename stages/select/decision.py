@@ -92,19 +92,13 @@ def decide(
 
 def _excluded(basis: Basis, measurements: Measurements, profile: Profile) -> dict[str, str]:
     """Say why variants can't be chosen: those that were not measured, or do not pass the gates, or were not loaded;
-    NoWinner if none can be."""
+    NoWinner if none can be, or the reference was not measured."""
     excluded = basis.excluded | measurements.unusable
     excluded |= {name: "; ".join(gate.reasons) for name, gate in measurements.gates.items() if gate.verdict != "pass"}
     idle = [name for name in measurements.measured if name not in measurements.loaded]
     excluded |= {name: "was not loaded" for name in idle if name not in excluded}
     if basis.production and PRODUCTION not in basis.excluded | measurements.unusable:
         excluded[PRODUCTION] = f"{basis.production}, which serves, is what the winner is compared with"
-    _check_choosable(measurements, profile, excluded)
-    return excluded
-
-
-def _check_choosable(measurements: Measurements, profile: Profile, excluded: Mapping[str, str]) -> None:
-    """Check that a variant passed the gates, and that the reference was measured."""
     why = "; ".join(f"{name}: {reason}" for name, reason in excluded.items())
     if measurements.reference and measurements.reference not in measurements.loaded and not measurements.asked:
         raise NoWinner(
@@ -114,6 +108,7 @@ def _check_choosable(measurements: Measurements, profile: Profile, excluded: Map
     if all(name in excluded for name in measurements.loaded):
         hint = f"see the evaluations, or change the profile {profile.name}"
         raise NoWinner(f"No variant can be chosen: {why}.", hint=hint)
+    return excluded
 
 
 def _judged(
@@ -135,7 +130,7 @@ def _judged(
     return lacking(verdict, missing)
 
 
-def decision_key(basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None = None) -> str:
+def decision_key(basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None) -> str:
     """Compute the digest of everything that a decision follows from."""
     return digest_of(
         ({"answers": digest_of(asked.answers)} if asked else {})

@@ -95,7 +95,7 @@ class StoredDecision:
 
 
 def store_inputs(
-    store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None = None
+    store: ModelStore, run: Path, basis: Basis, measured: Mapping[str, Evaluation], asked: Asked | None
 ) -> None:
     """Store what the decision of *run* will follow from. Files of an attempt that was killed are replaced."""
     folder = run / MEASUREMENTS

@@ -188,12 +188,23 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
     """Recompute the evaluation from the samples; every figure of the document that differs is a finding."""
     scores = [(score, task_score(score, samples)) for score in evaluation.quality]
     quality = tuple(computed or recorded for recorded, computed in scores)
-    recomputed = _loaded(evaluation, samples).model_copy(update={"quality": quality})
     verification.not_recomputed += [f"{evaluation.variant}: {score.task}" for score, again in scores if again is None]
-    if evaluation.capacity and evaluation.capacity.rule != RULE:
+    slo, capacity = evaluation.goodput, evaluation.capacity
+    if capacity and capacity.rule != RULE:
         verification.notes.append(
             f"the capacity of {evaluation.variant} follows by an earlier rule, and is not recomputed"
         )
+    else:
+        capacity = capacity_of(samples)
+    recomputed = evaluation.model_copy(
+        update={
+            "quality": quality,
+            "load": pooled_load(samples.rounds),
+            "rounds": tuple(map(load_of, samples.rounds)),
+            "capacity": capacity,
+            "goodput": goodput_of(samples.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
+        }
+    )
     before, after = evaluation.model_dump(mode="json"), recomputed.model_dump(mode="json")
     changed = [
         f"evaluation of {evaluation.variant}: {path} is {recorded}, the samples give {computed}"
@@ -202,19 +213,6 @@ def check_evaluation(evaluation: Evaluation, samples: Samples, verification: Ver
     ]
     verification.findings += changed
     return recomputed if changed else evaluation
-
-
-def _loaded(recorded: Evaluation, measured: Samples) -> Evaluation:
-    """Recompute what follows from the load; a capacity that followed by another rule stays as recorded."""
-    slo, capacity = recorded.goodput, recorded.capacity
-    return recorded.model_copy(
-        update={
-            "load": pooled_load(measured.rounds),
-            "rounds": tuple(map(load_of, measured.rounds)),
-            "capacity": capacity if capacity and capacity.rule != RULE else capacity_of(measured),
-            "goodput": goodput_of(measured.rounds, slo.ttft_ms, slo.tpot_ms) if slo else None,
-        }
-    )
 
 
 def check_decision(
@@ -255,9 +253,13 @@ def compare_documents(stored: StoredDecision, expected: dict[str, Any], verifica
         if document is None:
             verification.findings.append(f"{where} is missing, or cannot be read")
             continue
+        pair = document, expected
+        if document.get("wording") != expected.get("wording"):  # another version's sentences are not compared
+            pair = _without_sentences(document), _without_sentences(expected)
         verification.findings += [
             f"{where}: {path} is {recorded}, recomputed {computed}"
-            for path, recorded, computed in _different_fields(document, expected)
+            for path, recorded, computed in differences(*pair)
+            if path not in NOT_COMPARED
         ]
         release = document.get("release")
         suffix = f"-{digest}" if variant_of(winner) == PRODUCTION else f"-{variant_of(winner)}-{digest}"
@@ -265,15 +267,8 @@ def compare_documents(stored: StoredDecision, expected: dict[str, Any], verifica
             verification.findings.append(f"{where}: release is {release}, not one of {winner} {digest}")
 
 
-def _different_fields(document: dict[str, Any], recomputed: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the fields of a decision that differ. Its sentences are compared only if this version worded them;
-    otherwise only which candidates are excluded, and no reason."""
-    if document.get("wording") != recomputed.get("wording"):
-        document, recomputed = _without_sentences(document), _without_sentences(recomputed)
-    return (difference for difference in differences(document, recomputed) if difference[0] not in NOT_COMPARED)
-
-
 def _without_sentences(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave the reasons out; which candidates are excluded remains."""
     candidates = document.get("candidates")
     if isinstance(candidates, list) and all(isinstance(candidate, dict) for candidate in candidates):
         candidates = [candidate | {"excluded": candidate.get("excluded") is not None} for candidate in candidates]

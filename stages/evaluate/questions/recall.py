@@ -47,15 +47,30 @@ class Needle:
 
 
 def recall(served: Served) -> Iterator[Question]:
-    """For each text, a question for each of its needles."""
-    fits = _Fits(served)
+    """For each text, a question for each of its needles. A text is sentences in a random order, with the needles spread
+    evenly, as many as have room by the server's own tokenizer."""
+
+    def tokens(text: str) -> int:
+        return len(tokenize(served.access, text))
+
+    sentences = [
+        sentence.strip()
+        for document in read_documents("prose", KIND)
+        for sentence in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
+    ]
+    per_sentence = tokens(" ".join(sentences)) / len(sentences)
     for number in range(TEXTS):
         room = int(LENGTHS[number % len(LENGTHS)] * (served.max_model_len - AROUND))
         chance = random.Random(SEED + number)
         count = max(1, min(NEEDLES, room // TOKENS_PER_NEEDLE))
         places = chance.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], count)
         needles = [Needle(place, str(chance.randrange(10**6, 10**7))) for place in places]
-        text = fits.text(chance, needles, room)
+        left = max(0.0, room - tokens(" ".join(needle.sentence for needle in needles)))
+        hay = [chance.choice(sentences) for _ in range(int(left / per_sentence))]
+        text = " ".join(_spread(hay, needles))
+        while hay and tokens(text) > room:
+            hay = hay[: int(len(hay) * SHRINK)]
+            text = " ".join(_spread(hay, needles))
         for needle in needles:
             yield replace(_question(served, text, needle), cluster=f"text {number}")
 
@@ -66,32 +81,6 @@ def _question(served: Served, text: str, needle: Needle) -> Question:
     else:
         prompt = f"{text}\n\nAs was said above, the access code of the {needle.place} is"
     return asked(served, prompt, MAX_TOKENS, lambda answer: CODE.findall(answer)[:1] == [needle.code])
-
-
-class _Fits:
-    """Makes texts of a given number of tokens, by the server's own tokenizer."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._sentences = [
-            sentence.strip()
-            for document in read_documents("prose", KIND)
-            for sentence in re.findall(r"[^.!?]+[.!?]+[\"”]?", document)
-        ]
-        self._per_sentence = self._tokens(" ".join(self._sentences)) / len(self._sentences)
-
-    def text(self, chance: random.Random, needles: list[Needle], room: int) -> str:
-        """Sentences in a random order, with the needles spread evenly, in at most *room* tokens."""
-        count = int(max(0.0, room - self._tokens(" ".join(needle.sentence for needle in needles))) / self._per_sentence)
-        hay = [chance.choice(self._sentences) for _ in range(count)]
-        while True:
-            text = " ".join(_spread(hay, needles))
-            if not hay or self._tokens(text) <= room:
-                return text
-            hay = hay[: int(len(hay) * SHRINK)]
-
-    def _tokens(self, text: str) -> int:
-        return len(tokenize(self._served.access, text))
 
 
 def _spread(hay: list[str], needles: list[Needle]) -> Iterator[str]:

@@ -44,7 +44,7 @@ class Quantizer(Protocol):
         """Find out what can't work before anything is loaded. Raises: QuantizationFailed, ConfigError."""
 
     def quantize(self, settings: Optimize, base: Any, target: Path) -> Peak:
-        """Write all files of the variant but ``Base.carried`` to the empty directory *target*.
+        """Write all files of the variant but ``Base.record.carried`` to the empty directory *target*.
 
         Raises:
             QuantizationFailed: for any failure of the method; the message is one line.

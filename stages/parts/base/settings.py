@@ -99,26 +99,22 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
         field = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
-            message = _unknown(str(detail["loc"][-1]), _model_at(model, detail["loc"][:-1]))
+            message = _unknown(model, *map(str, detail["loc"]))
         elif detail["type"] != "missing" and not isinstance(detail["input"], Mapping):
             message += f" (got {str(detail['input'])[:SHOWN_VALUE_CHARACTERS]!r})"
         lines.append(f"{field}: {message}" if field else message)
     return lines
 
 
-def _unknown(field: str, model: type[BaseModel] | None) -> str:
-    if model is None:
-        return "unknown field"
+def _unknown(model: type[BaseModel], *path: str) -> str:
+    """Say that the field at *path* in *model* is unknown, and which one may be meant."""
+    *parts, field = path
+    for part in parts:
+        inner = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return "unknown field"
+        model = inner
     if issubclass(model, Settings) and field in model.replaced:
         return f"there is no such field any more: {model.replaced[field]}"
     close = difflib.get_close_matches(field, model.model_fields, n=1)
     return "unknown field" + (f", did you mean {close[0]!r}?" if close else "")
-
-
-def _model_at(model: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel] | None:
-    for name in path:
-        field = model.model_fields.get(str(name))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return None
-        model = field.annotation
-    return model

@@ -171,7 +171,7 @@ def run_aloud(
     *,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
-    hidden: re.Pattern[str] | None = None,
+    hidden: re.Pattern[str],
 ) -> tuple[int, list[str]]:
     """Run a command that ends when this process does; print on stderr what it prints, but for *hidden* lines. Returns
     its exit status, and its last lines."""
@@ -182,6 +182,6 @@ def run_aloud(
     ):
         for line in map(str.rstrip, output):
             last.append(line)
-            if line and not (hidden and hidden.match(line)):
+            if line and not hidden.match(line):
                 say(line)
         return process.wait(), [*last]

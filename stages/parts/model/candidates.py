@@ -121,8 +121,7 @@ def _words(name: str) -> list[str]:
 
 
 def _different_shapes(*configs: Mapping[str, Any]) -> str:
-    for part in (configs, [config.get("text_config") or {} for config in configs]):
-        ours, theirs = part
+    for ours, theirs in (configs, [config.get("text_config") or {} for config in configs]):
         for field in filter(SHAPE.fullmatch, ours):
             if field in theirs and ours[field] != theirs[field]:
                 return f"{field} is {theirs[field]}, and the model's is {ours[field]}"

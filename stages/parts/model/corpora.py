@@ -86,11 +86,9 @@ def _readable(path: Path, kind: str) -> Iterator[None]:
 def _text_field(where: str, line: str) -> str:
     if not line.strip():
         return ""
-    try:
+    with contextlib.suppress(ValueError):
         row = from_json(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        hint = 'each line must look like {"text": "…"}'
-        raise ConfigError(f"{where} is not a JSON object with a 'text' field", hint=hint)
-    return str(row["text"])
+        if isinstance(row, dict) and isinstance(row.get("text"), str):
+            return str(row["text"])
+    hint = 'each line must look like {"text": "…"}'
+    raise ConfigError(f"{where} is not a JSON object with a 'text' field", hint=hint)

@@ -43,10 +43,8 @@ class PlacedVariant:
 
     def fewest(self) -> int | None:
         """Find the fewest of this machine's GPUs on which it fits."""
-        for size in powers_of_two(self.gpus):
-            if (fitted := self.on(size)) and surely_fits(fitted, self.settings):
-                return size
-        return None
+        fitting = ((size, self.on(size)) for size in powers_of_two(self.gpus))
+        return next((size for size, fitted in fitting if fitted and surely_fits(fitted, self.settings)), None)
 
 
 def check_room(directory: Path, settings: Serving) -> None:

@@ -8,6 +8,7 @@ engine is dead although its API process lives may neither answer nor end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -243,30 +244,21 @@ class EngineWatch:
             return
         self._read = start + len(added)
         self._dead = self._dead or bool(DEAD.search(added))
-        for name, digits in NAMED.findall(added):
-            self._note(name.decode(), int(digits))
-
-    def _note(self, name: str, pid: int) -> None:
-        try:
-            process = self._processes.get(pid)
-            self._processes[pid] = name, process[1] if process else psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            self.lost = self.lost or Lost(name, None)
+        for name, pid in ((name.decode(), int(digits)) for name, digits in NAMED.findall(added)):
+            try:
+                process = self._processes.get(pid)
+                self._processes[pid] = name, process[1] if process else psutil.Process(pid)
+            except psutil.NoSuchProcess:
+                self.lost = self.lost or Lost(name, None)
 
 
 def _lost(name: str, process: psutil.Process) -> Lost | None:
-    try:
+    """See whether a process has ended. If its parent has not taken note of it yet, the last field of its stat(5) says
+    how."""
+    with contextlib.suppress(psutil.NoSuchProcess):
         if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             return None
-    except psutil.NoSuchProcess:
-        return Lost(name, None)
-    return Lost(name, _signal_of_zombie(process.pid))
-
-
-def _signal_of_zombie(pid: int) -> signal.Signals | None:
-    """Find the signal that ended a process whose parent has not taken note of it yet: the last field of its stat(5)."""
-    try:
-        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
-        return signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
-    except (OSError, ValueError):
-        return None
+        with contextlib.suppress(OSError, ValueError):
+            status = int(Path(f"/proc/{process.pid}/stat").read_text().split()[-1])
+            return Lost(name, signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None)
+    return Lost(name, None)

@@ -167,10 +167,29 @@ def _chosen_for_experts(experts: Experts, quantization: Any, dtype: Any, *, lora
     """Let vLLM make the method that computes experts of a checkpoint, and list what it chose for it."""
     import torch
     from vllm.model_executor.layers.fused_moe import RoutedExperts
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
+    from vllm.platforms import current_platform
 
+    activation = MoEActivation.SILU
+    with contextlib.suppress(ValueError):  # a name that the model's own class translates
+        activation = MoEActivation.from_str(experts.activation)
     module = RoutedExperts.__new__(RoutedExperts)
     torch.nn.Module.__init__(module)
-    module.moe_config = _described(experts, dtype, lora=lora)
+    module.moe_config = FusedMoEConfig(
+        num_experts=experts.total,
+        num_local_experts=experts.total,
+        num_logical_experts=experts.total,
+        experts_per_token=experts.active,
+        hidden_dim=experts.hidden,
+        intermediate_size=experts.width,
+        activation=activation,
+        device=current_platform.device_type,
+        routing_method=RoutingMethodType.Renormalize,
+        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=dtype,
+        is_lora_enabled=lora,
+    )
     module.layer_name = "model.layers.1.mlp.experts"
     for part in ("gate", "up", "down"):
         setattr(module, f"ckpt_{part}_proj_name", f"{part}_proj")
@@ -204,35 +223,6 @@ def _linear_layers(config: Mapping[str, Any]) -> set[tuple[str, tuple[int, int]]
         matrices = [matrix for layer in model.counted for matrix in layer.matrices(model.hidden)]
         return {(LAYERS[each.kind], (each.inputs, each.outputs)) for each in matrices if each.kind in LAYERS}
     return {(LAYERS["mlp"], (4096, 4096))}
-
-
-def _activation(name: str) -> Any:
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-
-    try:
-        return MoEActivation.from_str(name)
-    except ValueError:  # a name that the model's own class translates
-        return MoEActivation.SILU
-
-
-def _described(experts: Experts, dtype: Any, *, lora: bool) -> Any:
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
-    from vllm.platforms import current_platform
-
-    return FusedMoEConfig(
-        num_experts=experts.total,
-        num_local_experts=experts.total,
-        num_logical_experts=experts.total,
-        experts_per_token=experts.active,
-        hidden_dim=experts.hidden,
-        intermediate_size=experts.width,
-        activation=_activation(experts.activation),
-        device=current_platform.device_type,
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
-        in_dtype=dtype,
-        is_lora_enabled=lora,
-    )
 
 
 def _first_count(config: Mapping[str, Any], names: Iterable[str]) -> int:
