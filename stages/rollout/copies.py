@@ -60,8 +60,7 @@ def compared(original: LoggedRequest, copy: LoggedRequest) -> CopiedRequest | No
         lost = True
     at_canary, at_stable = timing(copy), timing(original)
     computed = [(line.prompt_tokens or 0) - (line.cached_tokens or 0) for line in (original, copy)]
-    alike = max(computed) - min(computed) <= max(ALIKE_TOKENS, ALIKE * max(computed))
-    if at_canary and at_stable and alike and not failed and not lost:
+    if at_canary and at_stable and alike(*computed) and not failed and not lost:
         return CopiedRequest(lost, failed, (at_canary, at_stable))
     return CopiedRequest(lost, failed, None)
 
@@ -73,3 +72,8 @@ def timing(line: LoggedRequest) -> Timing | None:
         return None
     first_s, token_s = first_us / US_PER_S, answer_us / US_PER_S / (tokens - 1)
     return Timing(max(SHORTEST_S, first_s), max(SHORTEST_S, token_s))
+
+
+def alike(*computed: int) -> bool:
+    """Whether both releases computed about as many tokens of a prompt."""
+    return max(computed) - min(computed) <= max(ALIKE_TOKENS, ALIKE * max(computed))
