@@ -46,20 +46,22 @@ class Meter:
 
     def __init__(self, folder: Path, model: str, release: str, url: str) -> None:
         self._folder, self._model, self._release, self._url = folder, model, release, url
-        self._last: tuple[int, int] | None = None
+        self._last: list[tuple[int, int]] = []
+        """What the last two readings say: one more follows a change, because the proxy may have written down the end of
+        what was counted in it only after that reading."""
 
     def read(self) -> None:
         """Leave the present counts. If that fails, the next reading has them too: they only grow."""
         with contextlib.suppress(ValueError, OSError, SlipwayError):
             tokens = read_tokens(read_metrics(self._url, self._release))
-            if tokens == self._last:
+            if self._last == [tokens, tokens]:
                 return
             reading = reading_of(socket_of(self._url), self._model, self._release, tokens)
             request = LoggedRequest(
                 id=uuid.uuid4().hex, client=OWN, path="/v1/completions", status=200, **reading.model_dump()
             )
-            leave(self._folder, *([request] if self._last is None else []), reading)
-            self._last = tokens
+            leave(self._folder, *([] if self._last else [request]), reading)
+            self._last = [*self._last[-1:], tokens]
 
 
 def count_own(store: ModelStore) -> None:

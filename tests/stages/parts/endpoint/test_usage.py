@@ -7,12 +7,16 @@ import csv
 import io
 import json
 import os
+import socketserver
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,12 @@ import pytest
 
 from stages.parts.base.errors import ConfigError, TransientError
 from stages.parts.endpoint import access_log, usage
-from stages.parts.endpoint.clients import NOBODY, UNATTRIBUTED
+from stages.parts.endpoint.clients import NOBODY, OWN, UNATTRIBUTED
 from stages.parts.endpoint.database import check_url, opened
+from stages.parts.endpoint.metering import Meter
 from stages.parts.endpoint.usage import EndpointPrice, rotate, sums, take_in
+from stages.parts.vllm.client import socket_of
+from stages.parts.vllm.prometheus import GENERATED_TOKENS, PROMPT_TOKENS
 from tests.serving import wait_until
 from tests.stages.parts.endpoint.postgresql import PASSWORD, PostgreSQL, serving
 from tests.stages.parts.endpoint.test_clients import MODEL, Front, front
@@ -298,6 +305,35 @@ def test_sums_are_by_what_is_asked_for_and_since_when(place: Place) -> None:
     assert place.sums()[0].requests == 9, "what is not offered is not counted"
 
 
+class Counting(BaseHTTPRequestHandler):
+    """Says what a server of vLLM has counted."""
+
+    def do_GET(self) -> None:
+        counts = zip((PROMPT_TOKENS, GENERATED_TOKENS), self.server.tokens, strict=True)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write("".join(f"{name} {count}\n" for name, count in counts).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Counted(socketserver.UnixStreamServer):
+    tokens = (7, 3)
+
+    @property
+    def url(self) -> str:
+        return f"unix://localhost{self.server_address!s}"
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counted]:
+    with tempfile.TemporaryDirectory() as folder, Counted(f"{folder}/vllm.sock", Counting) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server
+        server.shutdown()
+
+
 def reading(at: datetime, prompt: int, output: int, server: str = "s1") -> str:
     counted = access_log.Reading(
         server=server, at=at.timestamp(), model=MODEL, release="r1", prompt_tokens=prompt, output_tokens=output
@@ -335,6 +371,25 @@ def test_what_servers_counted_and_no_request_tells_is_unattributed(place: Place)
     (row,) = [each for each in json.loads(place.command("--since", "3h", "--json").stdout) if not each["requests"]]
     assert (row["client"], row["model"], row["output_tokens"]) == (UNATTRIBUTED, MODEL, 3)
     assert UNATTRIBUTED in place.command("--since", "3h", "--by", "client,path").stdout
+
+
+def test_what_is_counted_before_its_end_is_logged_is_not_counted_twice(place: Place, tmp_path: Path) -> None:
+    with counting() as server:
+        meter = Meter(place.folder, MODEL, "r1", server.url)
+        meter.read()
+        server.tokens = 17, 13
+        meter.read()
+        time.sleep(0.01)
+        place.write(line(1, duration_ms=1, prompt_tokens=10, output_tokens=10, server=socket_of(server.url)))
+        time.sleep(0.01)
+        meter.read()
+        place.take()
+        assert {each.group["client"]: (each.prompt_tokens, each.output_tokens) for each in place.sums("client")} == {
+            "a": (10, 10),
+            OWN: (7, 3),
+        }
+        meter.read()
+        assert place.take() == 0, "nothing has changed"
 
 
 def test_what_was_under_way_when_a_period_began_is_never_less_than_nothing(place: Place) -> None:
