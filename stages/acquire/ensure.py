@@ -44,7 +44,7 @@ def ensure(store: ModelStore, model: ModelName, revision: str, commit: str, repo
         ModelNotFound, RevisionNotFound, AccessDenied, HubUnavailable: see ``hub.describe``.
     """
     if record := intact(store.base, commit):
-        store.clear(store.base)
+        store.clear(store.base, commit)
         report.reused(f"base/ already has {model.source} at {commit}", key=record.digest)
         return record
     local = model.directory

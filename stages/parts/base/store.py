@@ -168,14 +168,14 @@ class ModelStore:
                 if not resume:
                     shutil.rmtree(work, ignore_errors=True)
 
-    def clear(self, target: Path) -> None:
-        """Remove what a process that was killed left of making *target*, but for what can be resumed; nothing while
-        another process makes it."""
+    def clear(self, target: Path, key: str = NEW) -> None:
+        """Remove what was left of making *target*, which is there, by a process that was killed or by a loss of power,
+        but for what can be resumed with another *key*; nothing while another process makes it."""
         slug, folder = self._place_of(target)
         if folder.exists():
             with contextlib.suppress(Busy), exclusive(self.lock(slug), slug, wait=False):
                 for left in [*folder.iterdir()]:
-                    if left.name == NEW or REPLACED in left.name:
+                    if left.name in (NEW, key) or REPLACED in left.name:
                         shutil.rmtree(left)
 
     def _place_of(self, target: Path) -> tuple[str, Path]:

@@ -128,7 +128,6 @@ def make(store: ModelStore, decision: Production) -> Placement:
     variant = read_variant(variant_dir)
     release = store.releases / decision.release
     if release.exists():
-        store.clear(release)
         return "hardlink"
     evaluation = Evaluation.read(store.evaluation(decision.winner))
     adapters = {name: read_intact(store.adapter(name)) for name in decision.adapters}
@@ -152,6 +151,7 @@ def settle(store: ModelStore, release: str, place: Place) -> None:
     """Put *release* in its place: it is a candidate if a release is being served, or will be next, because clients must
     not get another one without a rollout. If it is in production or unpublished, it stays so, and there is no candidate
     any more."""
+    store.clear(store.releases / release)
     if place == "production":
         finish(store)
     if current_release(store) == release or place == "unpublished":

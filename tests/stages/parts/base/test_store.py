@@ -326,7 +326,7 @@ def test_a_killed_build_leaves_the_old_directory(store: ModelStore, resume: str)
         assert contents(work) == ({"y": "new"} if resume else {})
 
 
-def test_what_a_kill_left_of_building_is_cleared_but_for_what_can_be_resumed_or_is_in_work(store: ModelStore) -> None:
+def test_what_was_left_of_building_is_cleared_but_for_what_can_be_resumed_or_is_in_work(store: ModelStore) -> None:
     work = store.path / ".building" / "base"
     for name in ("new", "commit-1", "commit-1.replaced-12345678"):
         (work / name).mkdir(parents=True)
@@ -335,6 +335,8 @@ def test_what_a_kill_left_of_building_is_cleared_but_for_what_can_be_resumed_or_
         assert len([*work.iterdir()]) == 3
     store.clear(store.base)
     assert [path.name for path in work.iterdir()] == ["commit-1"]
+    store.clear(store.base, "commit-1")
+    assert [*work.iterdir()] == []
 
 
 def test_builders_of_one_target_take_turns(store: ModelStore) -> None:
