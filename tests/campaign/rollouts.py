@@ -90,6 +90,16 @@ class Machine:
         assert running
         return running
 
+    def all_up(self) -> None:
+        """Wait until what was killed before is up again, so that its losses are not counted with the next kill's. A
+        server that was killed too often within minutes is not started again, so the endpoint is served anew."""
+        wait_until(lambda: {each.state for each in self.endpoint().servers} <= {"up", "failed"}, "all servers")
+        if any(each.state == "failed" for each in self.endpoint().servers):
+            release = self.endpoint().release
+            stop(self.store)
+            self.runs += 1
+            self.roll_out(release)
+
     def journal(self) -> Journal:
         journal = read_journal(self.store)
         assert journal
@@ -125,8 +135,7 @@ def machine(folder: Path) -> Iterator[Machine]:
 def kill_in_rollout(place: Machine, victim: str, state: str, draw: random.Random, losses: Losses) -> list[str]:
     """Roll out the other release, kill *victim* once the rollout is in *state*, continue or give up. Returns what is
     wrong afterwards; an empty *state* means that it was not killed."""
-    # What was killed before is up again, so that its losses are not counted here.
-    wait_until(lambda: all(server.state == "up" for server in place.endpoint().servers), "all servers")
+    place.all_up()
     stable = place.endpoint().release
     (other,) = {*place.names} - {stable}
     place.runs += 1
