@@ -33,6 +33,7 @@ from stages.parts.base.errors import DamagedModel, UnknownName
 from stages.parts.base.files import (
     Placement,
     content_of,
+    exclusive,
     from_json,
     fsync,
     place_tree,
@@ -59,6 +60,8 @@ METRICS: Final = "production_metrics.json"
 PROBES: Final = "probes.json"
 HISTORY: Final = "rollouts.jsonl"
 UNFINISHED: Final = "move.json"
+MOVING: Final = "move"
+"""The lock of moves without a rollout, which a publication and a rollback may make at once."""
 Place = Literal["production", "candidate", "unpublished"]
 """What a new release becomes: what clients get, at once or once a rollout has tried it; or neither, because it is not
 shown to be better than what is in production."""
@@ -165,15 +168,21 @@ def settle(store: ModelStore, release: str, place: Place) -> None:
 def promote_at_once(store: ModelStore, kind: MoveKind, release: str, by: str, reason: str) -> None:
     """Make *release* production, without a rollout, while nothing is served. If this is interrupted, ``finish`` does
     the rest."""
-    finish(store)
-    began = Act(by=by, what="began", at=datetime.now().astimezone(), reason=reason)
-    move_at_once(store, kind, release, current_release(store), reason, began).write(store.path / UNFINISHED)
-    finish(store)
+    with exclusive(store.lock(MOVING), f"a move of {store.model}"):
+        _finish(store)
+        began = Act(by=by, what="began", at=datetime.now().astimezone(), reason=reason)
+        move_at_once(store, kind, release, current_release(store), reason, began).write(store.path / UNFINISHED)
+        _finish(store)
 
 
 def finish(store: ModelStore) -> Move | None:
     """Finish a move without a rollout whose process was interrupted, and return it. It is forgotten if other moves were
     made since. The caller knows that nothing is served."""
+    with exclusive(store.lock(MOVING), f"a move of {store.model}"):
+        return _finish(store)
+
+
+def _finish(store: ModelStore) -> Move | None:
     path = store.path / UNFINISHED
     if (move := Move.read_if_intact(path)) is None:
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.parts.base.errors import Busy, ConfigError, Conflict, NothingToServe, RolledBack, UnknownName
-from stages.parts.base.files import write_json
+from stages.parts.base.files import exclusive, write_json
 from stages.parts.base.rollout_settings import Rollout
 from stages.parts.endpoint.endpoint import being_served
 from stages.parts.records.rollout import journal_path, read_journal
@@ -365,6 +365,18 @@ def test_a_move_that_is_killed_while_nothing_is_served_is_finished_once_by_askin
     moves = [(each.kind, each.release, each.before) for each in history(stage.store)]
     assert moves[2:] == [("publish", THIRD, NEXT), ("rollback", NEXT, THIRD), ("publish", last, NEXT)]
     assert not (stage.store.path / releases.UNFINISHED).exists()
+
+
+def test_a_publication_and_a_rollback_without_a_rollout_take_turns(stage: Stage) -> None:
+    stage.make(GOOD)
+    stage.nominate(GOOD)
+    publish = threading.Thread(target=releases.settle, args=(stage.store, GOOD, "production"))
+    with exclusive(stage.store.lock(releases.MOVING), "a move"):
+        publish.start()
+        publish.join(0.3)
+        assert releases.current_release(stage.store) is None
+    publish.join(10)
+    assert releases.current_release(stage.store) == GOOD
 
 
 def test_a_move_that_was_killed_is_forgotten_once_another_one_was_made(
