@@ -230,7 +230,7 @@ def answered(times: Sequence[float | None]) -> list[float]:
 
 
 async def open_loop(way: Way, per_s: float, draw: random.Random) -> list[float | None]:
-    """Send requests at a fixed rate, whatever becomes of those before.
+    """Send one request in each interval of a rate, at a moment drawn, whatever becomes of those before.
 
     Returns:
         Their times to the first token, in ms; None for those that were refused.
@@ -238,7 +238,7 @@ async def open_loop(way: Way, per_s: float, draw: random.Random) -> list[float |
     started, tasks = time.monotonic(), []
     async with way.client() as client:
         for number in range(int(per_s * FLOOD_TURN_S)):
-            await asyncio.sleep(max(0.0, started + number / per_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, started + (number + draw.random()) / per_s - time.monotonic()))
             tasks.append(asyncio.create_task(ask(client, prompt(draw), way.model)))
         return list(await asyncio.gather(*tasks))
 

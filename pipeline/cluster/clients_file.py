@@ -45,6 +45,8 @@ class ClusterClient(Allowed):
     """The Secret that holds its key, under its name."""
     value: Annotated[str, Field(pattern=VALUE)] | None = None
     """The value of the tokens' claim; by default its name."""
+    requests_per_second: Limit | None = None
+    """Spreads them, where those of a whole minute may come at once."""
     tokens_per_month: Limit | None = None
     """The same tokens as per minute. A month has 30 days, counted from 1970."""
     money_per_month: Annotated[float, Field(gt=0, le=MOST_COUNTED / MONEY_PARTS)] | None = None
@@ -61,7 +63,7 @@ class ClusterClient(Allowed):
             raise ValueError("requests_at_once is for one machine: Envoy Gateway can't count them by client")
         if self.secret in (HUB_TOKEN.secret_name, API_KEY.secret_name):
             raise ValueError(f"the Secret {self.secret} is for something else: every entry would be a client's key")
-        for field in ("requests_per_minute", "tokens_per_minute", "tokens_per_month"):
+        for field in ("requests_per_second", "requests_per_minute", "tokens_per_minute", "tokens_per_month"):
             if (getattr(self, field) or 0) > MOST_COUNTED:
                 raise ValueError(f"{field} can't exceed {MOST_COUNTED:,}: Envoy's rate-limit service has 32 bits")
         for model in self.models:
@@ -84,6 +86,8 @@ class ClusterClient(Allowed):
             (self.tokens_per_minute, "Minute", "tokens"),
             (self.tokens_per_month, "Month", "tokens"),
             (self.money_per_month and max(1, round(self.money_per_month * MONEY_PARTS)), "Month", "money"),
+            # The last: of limits that are used up, Envoy tells of the first when it ends.
+            (self.requests_per_second, "Second", "requests"),
         )
         return [(count, unit, counted) for count, unit, counted in limits if count]
 

@@ -55,7 +55,7 @@ def of(namespace: str, settings: ClientSettings, image: str, kserve: KServe | No
         image=image,
         clients=clients,
         limits=limits,
-        monthly=any(unit == "Month" for _, _, unit, _ in limits),
+        units={unit for _, _, unit, _ in limits},
         allowed=list(_allowed(namespace, clients)),
         shared=SHARED if host else None,
         host=host,

@@ -219,6 +219,17 @@ def test_a_months_budget_counts_tokens_and_money_and_says_so(tmp_path: Path) -> 
     assert not [each for each in others if "responseHeaders" in each["match"]]
 
 
+def test_requests_of_a_second_count_last_and_are_refused_until_the_next_one(tmp_path: Path) -> None:
+    text = "clients: [{name: a, secret: keys, requests_per_second: 2, requests_per_minute: 60}]"
+    spec = rendered(tmp_path, text)["BackendTrafficPolicy"]["spec"]
+    said = [(rule["limit"]["requests"], rule["limit"]["unit"]) for rule in spec["rateLimit"]["global"]["rules"]]
+    assert said == [(60, "Minute"), (2, "Second")]
+    first = spec["responseOverride"][0]
+    assert first["match"]["responseHeaders"][0]["value"]["value"] == "1"
+    assert first["response"]["header"]["set"] == [{"name": "retry-after", "value": "1"}]
+    assert "requests per second" in first["response"]["body"]["inline"]
+
+
 def test_a_salt_is_added_to_bodies_as_long_as_on_one_machine(tmp_path: Path) -> None:
     salted = "clients: [{name: a, secret: keys, cache_salt: abcdefghijklmnop}]"
     assert rendered(tmp_path, salted)["BackendTrafficPolicy"]["spec"]["requestBuffer"] == {"limit": "64Mi"}
