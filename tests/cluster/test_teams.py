@@ -2,7 +2,7 @@
 
 It needs KServe, and Envoy Gateway with ``rateLimit`` and ``enableLua``, whose Gateway kserve/kserve-ingress-gateway
 names the EnvoyProxy slipway-usage. SLIPWAY_TEST_USAGE_URL is a PostgreSQL database that its pods and this machine
-reach.
+reach. Redis must not know an earlier time, whose budgets of the month are used up.
 """
 
 from __future__ import annotations
@@ -174,7 +174,13 @@ def test_a_months_budget_of_tokens_or_money_ends(place: Place, issuer: Issuer, t
 
 def test_what_is_beyond_a_seconds_requests_may_be_asked_in_the_next(place: Place, issuer: Issuer, tell: Tell) -> None:
     token = issuer.sign(team="spread", exp=time.time() + 3600)
-    refused = place.until(lambda: (answer := ask(place, token, max_tokens=1)).status_code == 429 and answer, 60)
+
+    def both() -> list[httpx.Response]:
+        return sorted((ask(place, token, max_tokens=1) for _ in range(2)), key=lambda answer: answer.status_code)
+
+    place.until(lambda: answers(place, token), 300)
+    # Two fall into one second of the clock but for a few times.
+    _, refused = place.until(lambda: (two := both())[1].status_code == 429 and two, 60)
     assert "per second" in refused.json()["error"]["message"]
     assert refused.headers["retry-after"] == "1"
     time.sleep(1)
