@@ -252,7 +252,8 @@ async def ask(client: httpx.AsyncClient, tokens: list[int], model: str = MODEL) 
             return None
         reply.raise_for_status()
         async for line in reply.aiter_lines():
-            if first is None and line.startswith("data: {") and json.loads(line[6:]).get("choices"):
+            # Not read as JSON: httpx ends lines at U+2028 and the like, too, which a text may have.
+            if first is None and line.startswith("data: {") and '"choices":[{' in line:
                 first = time.monotonic()
     if first is None:
         raise RuntimeError("an answer without a token")

@@ -335,13 +335,21 @@ def stream_completion(
     return reply
 
 
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """httpx's own lines end at U+2028 and the like, too, which are part of an answer's text."""
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        yield from (line.decode().rstrip("\r") for line in lines)
+
+
 def _read(response: httpx.Response, reply: Reply, deadline_s: float) -> None:
     reply.release = response.headers.get(RELEASE_HEADER, "")
     if not response.is_success:
         reply.error = f"{response.status_code} {response.read().decode(errors='replace')[:200]}"
         return
     reported = ""
-    for data in (line.removeprefix(DATA) for line in response.iter_lines() if line.startswith(DATA)):
+    for data in (line.removeprefix(DATA) for line in _lines(response) if line.startswith(DATA)):
         if data == DONE:
             reply.error = reported
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from stages.parts.base.errors import ServerFailed, TransientError
-from stages.parts.vllm.client import Access, complete, tokenize
+from stages.parts.vllm.client import Access, complete, http, stream_completion, tokenize
 from tests.stages.parts.vllm.answering import Answering
 
 CHOICES = {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}
@@ -49,6 +50,16 @@ def test_a_server_that_is_busy_or_not_reached_is_a_transient_error(status: int) 
 def test_a_refusal_and_an_invalid_answer_are_failures_of_the_server(status: int, body: Any, message: str) -> None:
     with Answering(lambda path, asked: (status, body)) as server, pytest.raises(ServerFailed, match=message):
         complete(Access(server.url, "m"), ["one", "two"])
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+def test_a_streams_events_end_where_sse_says_and_not_within_a_text(end: str) -> None:
+    texts = ["a\u2028b", "c\x85d", "e\u2029f"]
+    events = [json.dumps({"choices": [{"text": text}]}, ensure_ascii=False) for text in texts]
+    stream = "".join(f"data: {event}{end}" for event in [*events, "[DONE]"]).encode()
+    with Answering(lambda path, asked: (200, stream)) as server:
+        reply = stream_completion(http(), Access(server.url, "m"), [1], 3)
+    assert (reply.error, reply.tokens) == ("", 3)
 
 
 def test_a_refused_connection_is_a_transient_error() -> None:
